@@ -99,7 +99,7 @@ enum Command {
         #[arg(long)]
         ztunnel: Option<PathBuf>,
     },
-    /// Publishes a release to a registry that only the nodes of a cluster reach, verifies it, and installs it from there
+    /// Publishes a release to a registry that only the nodes of a cluster reach, verifies it, and installs it
     Published {
         /// The nodes of the cluster
         #[arg(long, default_value_t = 2, value_parser = node_count())]

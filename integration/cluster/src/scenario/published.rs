@@ -73,7 +73,8 @@ fn trust(node: &ClusterNode, registry: &str) -> Result<(), Failure> {
     Ok(fs::write(directory.join("hosts.toml"), hosts)?)
 }
 
-/// Publishes the release from a workstation in the nodes' network, signed with a key that is thrown away, and verifies it.
+/// Publishes the release from a workstation in the nodes' network, signed with a key that is thrown away, and verifies
+/// it.
 fn publish(cluster: &Cluster, clone: &Path, image: &str) -> Result<(), Failure> {
     let mut command = machine_command(clone.join("manifests/publish-check.sh"));
     command.args([VERSION, image]).env("SSL_CERT_FILE", cluster.host().path(file("ca.crt")));
