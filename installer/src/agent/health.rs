@@ -7,6 +7,7 @@ use crate::agent::pods::PodsState;
 use crate::agent::ztunnel::ZtunnelStatus;
 use crate::agent_status::{AgentStatus, AmbientCounts, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
+use crate::host::settings::RepairMode;
 use crate::lead::process::Role;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
@@ -40,6 +41,7 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
             .iter()
             .cloned()
             .chain(agent.ambient.iter().flat_map(AmbientStatus::notes))
+            .chain(silent_repair(agent).map(str::to_owned))
             .collect(),
         shape: report.shape.clone(),
         plugin_dir_confirmed: agent.settings.plugin_dir == Confirmed::Yes,
@@ -50,9 +52,18 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: backend.map(|kind| kind.name().to_owned()),
         pods: u64::try_from(agent.pods.pods).unwrap_or(u64::MAX),
-        not_redirected: agent.pod_repairs.map(|repairs| repairs.not_redirected),
+        not_redirected: agent.pod_repairs.and_then(|repairs| repairs.not_redirected),
         ambient: agent.ambient.as_ref().map(|ambient| AmbientCounts::of(&ambient.ztunnel)),
     }
+}
+
+/// Returns the note that no process repairs pods although one did.
+fn silent_repair(agent: &AgentSnapshot) -> Option<&'static str> {
+    let is_silent = agent.pod_repairs.is_some_and(|repairs| repairs.not_redirected.is_none());
+    (is_silent && agent.settings.repair.mode != RepairMode::Off).then_some(
+        "running pods are not judged: the container repair (or the service of gybe repair --watch) has not renewed \
+         /run/gybe/repairs.json for three minutes; look at its state and its log",
+    )
 }
 
 impl AmbientCounts {

@@ -5,12 +5,12 @@ pub mod config;
 pub mod processes;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
+use std::fs::{self, File, Metadata};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::time::{Duration, SystemTime};
-use std::{fs, slice};
 
 use gybe_plugin::probe_cache::{RUNTIME, read_own_file, replace_file};
 use nix::sys::stat::stat;
@@ -29,8 +29,13 @@ use processes::RuntimeProcess;
 /// The most files of a plugin directory that are listed: the report is read in one piece.
 const MAX_PROGRAMS: usize = 512;
 
-/// How old a report may be that its writer renews each minute.
+/// How old a file may be that its writer renews each minute.
 const RENEWED_WITHIN: Duration = Duration::from_secs(180);
+
+/// Whether the writer of such a file has gone on. A time in the future is that of a clock that was set back.
+pub(crate) fn is_renewed(file: &Metadata) -> bool {
+    file.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age <= RENEWED_WITHIN))
+}
 
 /// The runtimes that run on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,9 +138,7 @@ impl RuntimeReport {
     pub fn kept_in(directory: &Path) -> Option<Self> {
         let (text, metadata) = read_own_file(&directory.join(RUNTIME))?;
         let report: Self = serde_json::from_slice(&text).ok()?;
-        // A time in the future is that of a clock that was set back.
-        let is_current = metadata.modified().ok()?.elapsed().is_ok_and(|age| age <= RENEWED_WITHIN);
-        Some(Self { is_renewed: report.is_renewed && is_current, ..report })
+        Some(Self { is_renewed: report.is_renewed && is_renewed(&metadata), ..report })
     }
 
     /// Whether no runtime ran.
@@ -225,7 +228,7 @@ fn programs(directory: &Path) -> Option<BTreeMap<String, bool>> {
     let mut programs = BTreeMap::new();
     for entry in entries {
         let entry = entry.ok()?;
-        let file = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file);
+        let file = fs::metadata(entry.path()).ok().filter(Metadata::is_file);
         if let (Some(file), Ok(name)) = (file, entry.file_name().into_string()) {
             programs.insert(name, is_executable(file.mode()));
         }

@@ -2,14 +2,14 @@
 //! notes use the result. Whether ztunnel listens in a pod also decides about its repair, and is certain.
 
 use super::own_namespace;
-use super::validation::Listeners;
+use super::validation::{Listeners, has_udp_socket};
 use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::inspect::probe_sets::{families_not_exempt, set_name};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
 use gybe_netfilter::model::packet::Owner;
-use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
-use gybe_netfilter::model::policy::{Families, Groups, Mode, RedirectPolicy};
+use gybe_netfilter::model::policy::istio::{AGENT_DNS_PORT, INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
+use gybe_netfilter::model::policy::{Dns, Families, Groups, Mode, RedirectPolicy};
 use gybe_netfilter::model::ruleset::Family;
 use gybe_plugin::families::is_usable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,7 @@ impl ProxyFault {
             }
             Self::ConnectsToItself { .. } => {
                 "set runAsUser and runAsGroup of the pod's container istio-proxy to the ids that its proxy runs as, and \
-                 create the pod again"
+                 create the pod again; if another program listens there, let it use another port"
             }
             Self::NotServed(_) => {
                 "check the node's ztunnel: the pod's connections are refused until it listens; with the setting \
@@ -166,6 +166,11 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
     }
     let itself = |((uid, gid), ports)| ProxyFault::ConnectsToItself { ports, owner: Owner { uid, gid } };
     faults.extend(by_owner.into_iter().map(itself));
+    let resolver = AGENT_DNS_PORT.get();
+    let has_tcp = || listeners.of((Ipv4Addr::UNSPECIFIED, resolver).into()).is_some();
+    if policy.dns != Dns::Off && !(has_tcp() && has_udp_socket(resolver)) {
+        silent.insert(resolver);
+    }
     if !silent.is_empty() {
         faults.insert(0, ProxyFault::Silent(silent.into_iter().collect()));
     }

@@ -6,8 +6,8 @@
 mod connection;
 mod socket_owner;
 
-pub(super) use socket_owner::Listeners;
 pub use socket_owner::SocketOwner;
+pub(super) use socket_owner::{Listeners, has_udp_socket};
 
 use crate::pod::init_args::ValidationOptions;
 use connection::{AttemptEnd, ConnectAttempt, ProxyListeners};

@@ -24,6 +24,7 @@ pub(crate) use watch::{Occasion, watch};
 use crate::host::entries::written_conf;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
+use crate::host::runtimes::is_renewed;
 use crate::host::settings::RepairMode;
 use crate::pod::proxy::silent_ports_of_ztunnel;
 use crate::retry::since_boot;
@@ -37,10 +38,11 @@ use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{REPAIR_SETTING, REPAIRS, read_own_file, replace_file};
 use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-use std::{fs, io, thread};
+use std::time::{Duration, SystemTime};
+use std::{io, thread};
 
 /// The sandboxes that one pass judges and repairs at the same time.
 const AT_ONCE: usize = 4;
@@ -313,8 +315,8 @@ pub(crate) struct PodRepairs {
     /// Attempts.
     pub(crate) failed: u64,
     /// The sandboxes that it last left in another state than the desired one: they should be redirected and are not, or
-    /// that is not known.
-    pub(crate) not_redirected: u64,
+    /// that is not known. None when the process has not renewed its counts.
+    pub(crate) not_redirected: Option<u64>,
 }
 
 impl RepairSetting {
@@ -338,21 +340,28 @@ impl RepairSetting {
 impl PodRepairs {
     /// Reads the counts; none where no process repairs pods.
     pub(crate) fn kept_in(directory: &Path) -> Option<Self> {
-        serde_json::from_slice(&read_own_file(&directory.join(REPAIRS))?.0).ok()
+        let (text, metadata) = read_own_file(&directory.join(REPAIRS))?;
+        let counts: Self = serde_json::from_slice(&text).ok()?;
+        Some(Self { not_redirected: counts.not_redirected.filter(|_| is_renewed(&metadata)), ..counts })
     }
 
-    /// Writes the counts, or removes the file where no pod is repaired.
+    /// Writes the counts, at least once a minute, or removes the file where no pod is repaired. An unchanged file only
+    /// gets a new time.
     ///
     /// # Errors
     /// If the file cannot be written or removed.
     pub(crate) fn keep_in(counts: Option<Self>, directory: &Path) -> io::Result<()> {
-        let Some(counts) = counts else {
-            return match fs::remove_file(directory.join(REPAIRS)) {
+        let path = directory.join(REPAIRS);
+        match counts {
+            None => match fs::remove_file(path) {
                 Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
                 _ => Ok(()),
-            };
-        };
-        replace_file(directory, REPAIRS, &serde_json::to_string(&counts)?)
+            },
+            Some(_) if Self::kept_in(directory) == counts => {
+                File::open(path)?.set_modified(SystemTime::now())
+            }
+            Some(counts) => replace_file(directory, REPAIRS, &serde_json::to_string(&counts)?),
+        }
     }
 }
 
@@ -369,7 +378,7 @@ mod tests {
             RepairSetting { repair }.keep_in(directory.path()).unwrap();
             assert_eq!(RepairSetting::kept_in(directory.path()), Some(RepairSetting { repair }));
         }
-        let counts = PodRepairs { repaired: 3, failed: 1, not_redirected: 2 };
+        let counts = PodRepairs { repaired: 3, failed: 1, not_redirected: Some(2) };
         for counts in [Some(counts), None, None] {
             PodRepairs::keep_in(counts, directory.path()).unwrap();
             assert_eq!(PodRepairs::kept_in(directory.path()), counts);

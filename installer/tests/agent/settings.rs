@@ -7,7 +7,7 @@ use gybe_test_support::{Agent, wait_until, write_volume};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[test]
 fn a_changed_configmap_is_applied_in_one_write() {
@@ -259,6 +259,11 @@ fn the_setting_is_written_for_the_process_that_repairs_and_follows_the_configmap
     ] {
         assert_eq!(agent.metric(metric), value, "{metric}");
     }
+    assert!(!agent.get("/readyz").1.contains("running pods are not judged"));
+    let written = fs::File::open(node.root.join("probe/repairs.json")).unwrap();
+    written.set_modified(SystemTime::now() - Duration::from_secs(200)).unwrap();
+    assert!(!line(&agent, "gybe_pods_not_redirected"), "its process has ended or hangs");
+    assert!(agent.get("/readyz").1.contains("note: running pods are not judged"));
 }
 
 /// Returns a token with this number that is valid for this many seconds.

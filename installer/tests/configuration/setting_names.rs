@@ -186,6 +186,22 @@ fn a_key_that_may_be_misspelt_is_refused_and_another_unknown_one_is_noted() {
 }
 
 #[test]
+fn a_variable_that_may_be_misspelt_or_that_a_key_overrides_is_noted() {
+    let notes = |variables: &[(&str, &str)], keys: &[(&str, &str)]| read(variables, keys).notes.join("; ");
+    assert!(notes(&[("EXCLUDE_NAMESPACE", "a")], &[]).contains("did you mean EXCLUDE_NAMESPACES?"));
+    for (variable, key, values) in [
+        ("EXCLUDE_NAMESPACES", "exclude_namespaces", ["a", "b"]),
+        ("LOG_LEVEL", "log_level", ["warn", "info"]),
+        ("CNI_CONF_NAME", "conf_name", ["a.conflist", "b.conflist"]),
+    ] {
+        let [of_key, other] = values;
+        let overridden = format!("{variable} has no effect: {key} of the ConfigMap has precedence");
+        assert_eq!(notes(&[(variable, other)], &[(key, of_key)]), overridden);
+        assert!(!notes(&[(variable, of_key)], &[(key, of_key)]).contains("no effect"), "{key}");
+    }
+}
+
+#[test]
 fn every_further_name_of_the_tool_is_documented() {
     let meaning = KEYS.iter().find(|key| key.name == "also_as").unwrap().meaning;
     let refused = refused(&[], &[("also_as", "istio-clean-iptables")]);

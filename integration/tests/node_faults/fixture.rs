@@ -87,12 +87,7 @@ impl HealthyNode {
         annotate(&node, &pod, &json!({ "sidecar.istio.io/status": "{}" }));
         let mut healthy = Self { node, pod, proxy: Vec::new(), agent: None, cluster: None };
         healthy.listen("0.0.0.0");
-        let manifest = healthy.path("pods/shop/cart-1.json");
-        let netns = healthy.pod.netns.path();
-        let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);
-        let files = [netns.display().to_string(), "--pod".to_owned(), manifest.display().to_string()];
-        let applied = healthy.gybe(&[arguments.to_vec(), files.to_vec()].concat());
-        assert_eq!(applied.code, Some(0), "{applied:?}");
+        healthy.apply();
         match agent {
             AgentState::Running => healthy.start_agent(),
             AgentState::Absent => {
@@ -103,6 +98,25 @@ impl HealthyNode {
             }
         }
         healthy
+    }
+
+    /// Writes the rules of the pod in the manifest.
+    fn apply(&self) {
+        let manifest = self.path("pods/shop/cart-1.json");
+        let netns = self.pod.netns.path();
+        let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);
+        let files = [netns.display().to_string(), "--pod".to_owned(), manifest.display().to_string()];
+        let applied = self.gybe(&[arguments.to_vec(), files.to_vec()].concat());
+        assert_eq!(applied.code, Some(0), "{applied:?}");
+    }
+
+    /// Gives the pod DNS capture, with its rules.
+    pub(crate) fn capture_dns(&self) {
+        self.node.manifest("shop", &self.pod, |pod| {
+            let env = pod["spec"]["initContainers"][1]["env"].as_array_mut().unwrap();
+            env.push(json!({ "name": "ISTIO_META_DNS_CAPTURE", "value": "true" }));
+        });
+        self.apply();
     }
 
     /// Makes the proxy listen at this address alone.

@@ -7,6 +7,7 @@ use gybe_test_support::wait_until;
 use nix::mount::MsFlags;
 use serde_json::json;
 use std::fs;
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 
 /// The alert for a node on which a pod that starts now is not redirected.
@@ -405,6 +406,18 @@ pub(crate) const FAULTS: &[Fault] = &[
         plant: |node| node.proxy.clear(),
         doctor: &[note("pods", "pod shop/cart-1: no process listens on 15001 and 15006", "istio-proxy")],
         verify: Some(("", "\"proxy_silent_on\":[15001,15006]")),
+    },
+    Fault {
+        name: "DNS is captured, and the resolver does not listen for datagrams",
+        agent: Some(Absent),
+        parts: &[Part::Proxy, Part::Rules, Part::Annotations],
+        plant: |node| {
+            node.capture_dns();
+            let resolver = node.pod.netns.run(|| TcpListener::bind("127.0.0.1:15053").unwrap()).unwrap();
+            node.proxy.push(resolver);
+        },
+        doctor: &[note("pods", "pod shop/cart-1: no process listens on 15053, where", "istio-proxy")],
+        verify: Some(("redirected", "\"proxy_silent_on\":[15053]")),
     },
     Fault {
         name: "the proxy listens on 127.0.0.1 only",

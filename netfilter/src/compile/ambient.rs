@@ -7,7 +7,6 @@
 //!        application ─ "answer-to-ztunnel" ─ mark C ─► table 100 ─► lo ─► ztunnel
 //! ```
 
-use super::raw::AGENT_DNS_PORT;
 use super::{
     DNS_PORT, FamilyNetworks, TCP, UDP, compiled, dport, networks_per_family, not_to, only, over_loopback, to,
 };
@@ -15,7 +14,7 @@ use crate::model::inventory::{Inventory, PartKind};
 use crate::model::policy::ambient::{
     AmbientDns, AmbientInbound, AmbientPolicy, ORIGINAL_SOURCE_MARK, UPSTREAM_ZONE, ZTUNNEL_MARK,
 };
-use crate::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
+use crate::model::policy::istio::{AGENT_DNS_PORT, INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
 use crate::model::policy::{Families, InterfaceName};
 use crate::model::ruleset::{Chain, ChainName, Is, Match, Ruleset, Stage, Verdict};
 use ipnet::{Ipv4Net, Ipv6Net};

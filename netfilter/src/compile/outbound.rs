@@ -8,6 +8,7 @@
 //! ```
 
 use super::{DNS_PORT, TCP, UDP, any_gid, any_uid, dport, not_to, only, over_loopback, to};
+use crate::model::policy::istio::AGENT_DNS_PORT;
 use crate::model::policy::{Destinations, Dns, Groups, PortSet, RedirectPolicy};
 use crate::model::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
 use std::collections::BTreeSet;
@@ -121,7 +122,7 @@ fn captured(mut chain: Chain, p: &RedirectPolicy) -> Chain {
 
 fn dns_to_agent(chain: Chain, p: &RedirectPolicy) -> Chain {
     let query = |over| [over, dport(only(DNS_PORT))];
-    let to_agent = Verdict::Redirect(super::raw::AGENT_DNS_PORT);
+    let to_agent = Verdict::Redirect(AGENT_DNS_PORT);
     match &p.dns {
         Dns::Off => chain,
         Dns::All => {

@@ -6,11 +6,9 @@
 //! (`nft_ct_set_zone_eval`, net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
 
 use super::{DNS_PORT, UDP, any_gid, any_uid, dport, only, to};
-use crate::model::policy::{Dns, Port, RedirectPolicy};
+use crate::model::policy::istio::AGENT_DNS_PORT;
+use crate::model::policy::{Dns, RedirectPolicy};
 use crate::model::ruleset::{Chain, ChainName, Is, Match, Verdict};
-
-/// The port of the DNS resolver in Istio's agent, which is not configurable.
-pub(super) const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();
 
 const UPSTREAM: Verdict = Verdict::Zone(1);
 const AGENT: Verdict = Verdict::Zone(2);

@@ -334,7 +334,20 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
             }
         }
     }
+    unknown_variables(reader);
     unknown_keys(reader);
+}
+
+/// Notes variables that look like misspelt ones. They are not refused: other programs have variables, too.
+fn unknown_variables(reader: &mut SettingsReader<'_>) {
+    let known = || OURS.iter().chain(&INCUMBENTS).map(|name| name.name);
+    for variable in
+        reader.sources.environment.keys().filter(|variable| !known().any(|name| name == *variable))
+    {
+        if let Some(near) = nearest_of(variable, &known(), 2) {
+            reader.notes.push(format!("the variable {variable} has no effect; did you mean {near}?"));
+        }
+    }
 }
 
 /// Notes settings of ambient mode, which is off: they are not even parsed.

@@ -101,6 +101,16 @@ impl Listener {
     }
 }
 
+/// Reports whether a UDP socket of the calling thread's network namespace has this port, at any address.
+pub(in crate::pod) fn has_udp_socket(port: u16) -> bool {
+    let tables = ["/proc/thread-self/net/udp", "/proc/thread-self/net/udp6"].map(File::open);
+    let mut lines = tables
+        .into_iter()
+        .flatten()
+        .flat_map(|table| BufReader::new(table).lines().skip(1).map_while(Result::ok));
+    lines.any(|line| line.split_whitespace().nth(1).and_then(address).is_some_and(|it| it.port() == port))
+}
+
 fn of_table(path: &str) -> io::Result<Vec<Listener>> {
     listeners(BufReader::new(File::open(path)?))
 }

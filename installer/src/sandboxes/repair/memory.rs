@@ -49,8 +49,6 @@ pub(super) struct RepairMemory {
     handed_over: BTreeMap<String, Instant>,
     /// The mode of the last turn; none before the agent has written it.
     mode: Option<RepairMode>,
-    /// What was written to the file.
-    pub(super) written: Option<Option<PodRepairs>>,
     /// What cannot be read or written at present, by message, and why.
     problems: BTreeMap<&'static str, String>,
     /// What the last turn waited for.
@@ -226,7 +224,7 @@ impl RepairMemory {
     pub(super) fn counts(&self) -> PodRepairs {
         let not_redirected = self.sandboxes.values().filter(|it| !it.is_well).count();
         let not_redirected = u64::try_from(not_redirected).unwrap_or(u64::MAX);
-        PodRepairs { repaired: self.repaired, failed: self.failed, not_redirected }
+        PodRepairs { repaired: self.repaired, failed: self.failed, not_redirected: Some(not_redirected) }
     }
 
     /// Queues what the agent has to know. It receives every repair, and once a minute that a pod is not redirected: it
@@ -425,14 +423,14 @@ mod tests {
         let (mut memory, now) = (RepairMemory::default(), Instant::now());
         judged(&mut memory, "a", now, false, Duration::ZERO);
         assert_eq!(memory.due(list(&[], &["/run/netns cannot be read"]), now).len(), 0);
-        assert_eq!(memory.counts().not_redirected, 1);
+        assert_eq!(memory.counts().not_redirected, Some(1));
         for (unreadable, after) in [(&[][..], Duration::ZERO), (&["/run/netns cannot be read"], 2 * SETTLED)]
         {
             judged(&mut memory, "a", now, false, Duration::ZERO);
             memory.logged.insert("a".to_owned(), "x".to_owned());
             memory.handed_over.insert("a".to_owned(), now);
             assert_eq!(memory.due(list(&[], unreadable), now + after).len(), 0);
-            assert_eq!(memory.counts().not_redirected, 0, "{unreadable:?}");
+            assert_eq!(memory.counts().not_redirected, Some(0), "{unreadable:?}");
             assert!(memory.logged.is_empty() && memory.handed_over.is_empty(), "{unreadable:?}");
         }
     }

@@ -144,11 +144,8 @@ impl RepairWatch<'_> {
         }
         memory.waits_for = waits_for;
         let counts = (mode != Some(RepairMode::Off)).then(|| memory.counts());
-        if let Some(directory) = self.shared.as_ref().filter(|_| memory.written != Some(counts)) {
+        if let Some(directory) = &self.shared {
             let failed = PodRepairs::keep_in(counts, directory).err().map(|why| why.to_string());
-            if failed.is_none() {
-                memory.written = Some(counts);
-            }
             memory.log_problem("gybe repair: the counts cannot be stored in /run/gybe", failed, self.log);
         }
         wait
@@ -247,6 +244,9 @@ mod tests {
         fs::remove_file(&shared).unwrap();
         fs::create_dir(&shared).unwrap();
         watch.turn();
-        assert_eq!(PodRepairs::kept_in(&shared), Some(PodRepairs::default()));
+        assert_eq!(
+            PodRepairs::kept_in(&shared),
+            Some(PodRepairs { not_redirected: Some(0), ..PodRepairs::default() })
+        );
     }
 }

@@ -44,6 +44,11 @@ const BOUND: &str = "the socket is bound to its interface (SO_BINDTODEVICE, or a
     sends the redirected packets to the loopback address by that interface, where no host answers; with Istio's rules, \
     too";
 
+fn has_ipv6_off(interface: &str) -> bool {
+    fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"))
+        .is_ok_and(|value| value.trim() != "0")
+}
+
 impl Delivery {
     /// Derives the facts of the calling thread's namespace from `ns`, and reads its sysctls.
     pub(super) fn read(ns: &NamespaceRules) -> Self {
@@ -69,9 +74,19 @@ impl Delivery {
             missing_loopback: [("127.0.0.1", 8), ("::1", 128)].map(|(address, length)| {
                 let is_local = address.parse().is_ok_and(|address| ns.is_local(address));
                 (!is_local).then(|| {
+                    let (lost, remedy) = match length {
+                        // An address cannot be set then, and the kernel sets ::1 when IPv6 is on again.
+                        128 if has_ipv6_off(LOOPBACK) => (
+                            "lo has IPv6 off, so it lacks ::1".to_owned(),
+                            "sysctl -w net.ipv6.conf.lo.disable_ipv6=0".to_owned(),
+                        ),
+                        _ => (
+                            format!("lo has lost {address}, or its route in table local"),
+                            format!("ip address replace {address}/{length} dev lo"),
+                        ),
+                    };
                     format!(
-                        "lo has lost {address}, or its route in table local: no connection of the application reaches \
-                         the proxy; run ip address replace {address}/{length} dev lo in the pod's namespace"
+                        "{lost}: no connection of the application reaches the proxy; run {remedy} in the pod's namespace"
                     )
                 })
             }),

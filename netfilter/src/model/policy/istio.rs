@@ -19,6 +19,9 @@ pub const INBOUND_PORT: Port = Port::new(15006).unwrap();
 /// The proxy's tunnel port (HBONE).
 pub const TUNNEL_PORT: Port = Port::new(15008).unwrap();
 
+/// The port of the DNS resolver in Istio's agent, which is not configurable.
+pub const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();
+
 /// The port of merged telemetry. By default, istio-cni does not capture outbound connections to it either.
 pub const TELEMETRY_PORT: u16 = 15020;
 
