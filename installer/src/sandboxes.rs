@@ -207,6 +207,15 @@ impl SandboxVerdict {
         self.verdict.reasons.iter().chain(&self.verdict.differences).map(String::as_str)
     }
 
+    /// Returns the notes on the connections of a redirected pod whose policy is known. Those of another one explain its
+    /// verdict.
+    pub(crate) fn notes(&self) -> &[String] {
+        match (self.verdict.state, &self.unknown_because) {
+            (RedirectionState::Redirected, None) => &self.verdict.notes,
+            _ => &[],
+        }
+    }
+
     /// A note if the rules differ from what the pod requests now, and what it requested in its ADD is not known: no
     /// other program need have changed them.
     #[must_use]

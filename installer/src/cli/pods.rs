@@ -201,7 +201,7 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
             }
         }
         let proxy = one.proxy_faults.iter().map(ToString::to_string);
-        let of_rules = one.verdict.notes.iter().map(|note| printable(note));
+        let of_rules = one.notes().iter().map(|note| printable(note));
         let notes = proxy.chain(one.later_annotations().map(str::to_owned)).chain(of_rules);
         for what in notes {
             let _ = writeln!(text, "{:<widest$}    note: {what}", "");

@@ -408,6 +408,14 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: Some(("", "\"proxy_silent_on\":[15001,15006]")),
     },
     Fault {
+        name: "the pod has a blackhole route",
+        agent: Some(Absent),
+        parts: &[Part::Rules],
+        plant: |node| node.in_pod("ip route add blackhole 203.0.113.0/24"),
+        doctor: &[note("pods", "203.0.113.0/24", "")],
+        verify: Some(("redirected", "203.0.113.0/24")),
+    },
+    Fault {
         name: "DNS is captured, and the resolver does not listen for datagrams",
         agent: Some(Absent),
         parts: &[Part::Proxy, Part::Rules, Part::Annotations],

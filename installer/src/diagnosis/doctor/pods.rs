@@ -115,7 +115,7 @@ fn connections(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
             DoctorFinding::note(About::Pods, format!("pod {}: {text}", one.sandbox), remedy)
         };
         let faults = one.proxy_faults.iter().map(|fault| note(fault.to_string(), Some(fault.remedy())));
-        faults.chain(one.verdict.notes.iter().map(|text| note(text.clone(), None))).collect::<Vec<_>>()
+        faults.chain(one.notes().iter().map(|text| note(text.clone(), None))).collect::<Vec<_>>()
     };
     let mut found: Vec<_> = judged.iter().flat_map(notes_of).collect();
     if let Some(more) = found.len().checked_sub(MOST).filter(|more| *more > 0) {

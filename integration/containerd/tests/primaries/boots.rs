@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gybe_test_support::wait_for_at_most;
 
@@ -19,6 +19,8 @@ struct Counts {
     unmeshed: usize,
     /// Number 0 is the new node.
     boots_with_unmeshed: Vec<usize>,
+    /// From the start of the first agent until a pod was redirected, of each boot.
+    to_first_meshed: Vec<Duration>,
 }
 
 /// `GYBE_BOOTS` boots in each order, the first of them of a new node.
@@ -31,14 +33,16 @@ pub(crate) fn in_both_orders(primary: &Primary, shape: EntryShape) {
             if number > 0 {
                 node = node.reboot();
             }
-            let redirected = boot(&node, number, primary_first);
+            let (redirected, first_meshed) = boot(&node, number, primary_first);
             let unmeshed = redirected.iter().filter(|redirected| !**redirected).count();
             counts.pods += redirected.len();
             counts.unmeshed += unmeshed;
             counts.boots_with_unmeshed.extend((unmeshed > 0).then_some(number));
+            counts.to_first_meshed.push(first_meshed);
         }
         let order = if primary_first { "the primary first" } else { "Gybe first" };
-        println!("{}, {}, {order}: {boots} boots: {counts:?}", primary.name, shape.name());
+        counts.to_first_meshed.sort();
+        println!("{}, {}, {order}: {boots} boots: {counts:.1?}", primary.name, shape.name());
         // A drop-in outlives what the primary writes: only a new node has none.
         if shape != EntryShape::Chained {
             assert!(counts.boots_with_unmeshed.iter().all(|number| *number == 0), "{counts:?}");
@@ -55,31 +59,33 @@ impl Drop for CompleteOnDrop<'_> {
     }
 }
 
-/// Reports of each pod in its order whether it is redirected.
-fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> Vec<bool> {
+/// Reports of each pod in its order whether it is redirected, and when the first one was.
+fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> (Vec<bool>, Duration) {
+    let start = Instant::now();
     let complete = AtomicBool::new(false);
     let before = node.version();
     thread::scope(|scope| {
         let kubelet = scope.spawn(|| {
             let cri = node.node.connect().unwrap();
             let mut redirected = Vec::new();
-            let mut since_complete = 0;
+            let (mut since_complete, mut first_meshed) = (0, None);
             // A pod that was requested before both agents ran ends no boot.
             while since_complete == 0 || redirected.last() != Some(&true) {
                 let was_complete = complete.load(Ordering::Acquire);
                 let (id, is) = node.run_pod(&format!("boot-{number}-{}", redirected.len()), &cri);
                 cri.delete(&id).unwrap();
                 redirected.push(is);
+                first_meshed = first_meshed.or(is.then(|| start.elapsed()));
                 since_complete += usize::from(was_complete);
                 assert!(since_complete <= BEFORE_RELOAD, "both agents run: {redirected:?}");
             }
-            redirected
+            (redirected, first_meshed.unwrap())
         });
-        let start = |primary: bool| if primary { node.start_primary() } else { node.start_gybe() };
+        let start_agent = |primary: bool| if primary { node.start_primary() } else { node.start_gybe() };
         let end = CompleteOnDrop(&complete);
-        start(primary_first);
+        start_agent(primary_first);
         thread::sleep(BETWEEN_AGENTS);
-        start(!primary_first);
+        start_agent(!primary_first);
         // Cilium's agent does not write a file that is as it would write it.
         let _unchanged = wait_for_at_most(REWRITE, || (node.version() != before).then_some(()));
         node.wait_for_entry();
