@@ -28,6 +28,8 @@ pub struct AgentStatus {
     pub unwatched: Option<String>,
     /// Why it still uses an older ConfigMap.
     pub settings: Option<String>,
+    /// Why it is not known whether running pods are redirected.
+    pub repair: Option<String>,
     /// The programs that keep undoing its changes, and in which directory.
     pub conflicts: Vec<String>,
     /// Notes for operators.
@@ -51,7 +53,7 @@ pub struct AgentStatus {
     /// The known pods of the node.
     pub pods: u64,
     /// Running pods that should be redirected and are not, or of which that is not known; none where no process repairs
-    /// pods.
+    /// pods, or one has stopped renewing a 0.
     pub not_redirected: Option<u64>,
     /// None where ambient mode is off.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,6 +122,9 @@ pub struct RefusedPod {
     /// The time since the last one.
     pub seconds: u64,
 }
+
+/// What a reason in [`AgentStatus::repair`] explains.
+pub(crate) const RUNNING_PODS: &str = "whether running pods are redirected is not known";
 
 /// The members of the page `/status` beside `agent`, which has the others.
 const OF_NODE: [&str; 4] = ["version", "backend", "pods", "not_redirected"];

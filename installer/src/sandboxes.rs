@@ -207,8 +207,8 @@ impl SandboxVerdict {
         self.verdict.reasons.iter().chain(&self.verdict.differences).map(String::as_str)
     }
 
-    /// Returns the notes on the connections of a redirected pod whose policy is known. Those of another one explain its
-    /// verdict.
+    /// Returns the notes on a redirected pod whose policy is known: they change no verdict. Those on another one explain
+    /// its verdict.
     pub(crate) fn notes(&self) -> &[String] {
         match (self.verdict.state, &self.unknown_because) {
             (RedirectionState::Redirected, None) => &self.verdict.notes,

@@ -16,6 +16,9 @@ pub enum LeaveAloneReason {
     /// The runtime names no pod.
     #[error("the caller is not Kubernetes")]
     NotKubernetes,
+    /// The pod has its node's network: no plugin is called for it, so no gate of the plugin finds it.
+    #[error("hostNetwork is true, and the runtime calls no plugin for it")]
+    HostNetwork,
     /// The pod of a node agent, of Gybe or of istio-cni.
     #[error("it is the node agent's own pod")]
     OwnPod,

@@ -156,7 +156,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest deadline of a hand-over: a newest ztunnel that hangs is disconnected after
-/// [`crate::agent::ztunnel::TIMEOUT`], and the one before it then has as long.
+/// [`crate::agent::ztunnel::TIMEOUT`], and the one before it then has nearly as long.
 const MAX_HAND_OVER: Duration = Duration::from_secs(10);
 
 /// The least part of a request's time that is reserved for its response.
@@ -273,9 +273,10 @@ impl FactsConnection {
         }
     }
 
-    /// Returns when the response has to be ready: it is sent, and a client on a busy node reads it, in what is left.
-    pub(super) fn answer_by(&self) -> Instant {
-        self.until - (self.left() / 10).max(SEND_TIME)
+    /// Returns the time by which the response has to be ready. The rest is for sending it, and for a client on a busy
+    /// node to read it.
+    pub(super) fn ready_by(&self) -> Instant {
+        self.until - (self.left() / 10).clamp(SEND_TIME, SEND_TIME * 10)
     }
 
     /// Returns the time until the deadline.

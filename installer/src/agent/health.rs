@@ -5,7 +5,7 @@ use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::agent::pods::PodsState;
 use crate::agent::ztunnel::ZtunnelStatus;
-use crate::agent_status::{AgentStatus, AmbientCounts, RefusedPod, UNINSTALLED};
+use crate::agent_status::{AgentStatus, AmbientCounts, RUNNING_PODS, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::host::settings::RepairMode;
 use crate::lead::process::Role;
@@ -35,13 +35,13 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         reasons,
         unwatched: agent.pods.unwatched.clone(),
         settings: agent.settings.error.clone(),
+        repair: silent_repair(agent).map(str::to_owned),
         conflicts: report.conflicts.conf.iter().chain(&report.conflicts.programs).cloned().collect(),
         notes: report
             .notes
             .iter()
             .cloned()
             .chain(agent.ambient.iter().flat_map(AmbientStatus::notes))
-            .chain(silent_repair(agent).map(str::to_owned))
             .collect(),
         shape: report.shape.clone(),
         plugin_dir_confirmed: agent.settings.plugin_dir == Confirmed::Yes,
@@ -57,12 +57,12 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
     }
 }
 
-/// Returns the note that no process repairs pods although one did.
+/// Returns why it is not known whether running pods are redirected, although a process repairs them.
 fn silent_repair(agent: &AgentSnapshot) -> Option<&'static str> {
-    let is_silent = agent.pod_repairs.is_some_and(|repairs| repairs.not_redirected.is_none());
+    let is_silent = agent.pod_repairs.is_some_and(|repairs| repairs.is_silent);
     (is_silent && agent.settings.repair.mode != RepairMode::Off).then_some(
-        "running pods are not judged: the container repair (or the service of gybe repair --watch) has not renewed \
-         /run/gybe/repairs.json for three minutes; look at its state and its log",
+        "the container repair (gybe probe --watch --repair) has not renewed /run/gybe/repairs.json for three minutes; \
+         look at its state and its log",
     )
 }
 
@@ -89,7 +89,8 @@ pub(crate) fn status_without_node(
 }
 
 fn readiness_page(agent: &AgentSnapshot) -> Page {
-    let AgentStatus { ready, reasons, unwatched, settings, conflicts, notes, ports, .. } = status(agent);
+    let AgentStatus { ready, reasons, unwatched, settings, repair, conflicts, notes, ports, .. } =
+        status(agent);
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = match ready {
@@ -98,8 +99,10 @@ fn readiness_page(agent: &AgentSnapshot) -> Page {
     };
     let unwatched = unwatched.map(|why| format!("new pods are not known: {why}"));
     let settings = settings.map(|why| format!("the ConfigMap is not followed: {why}"));
+    let repair = repair.map(|why| format!("{RUNNING_PODS}: {why}"));
     let ports = ports.iter().map(ToString::to_string);
-    for note in unwatched.into_iter().chain(settings).chain(conflicts).chain(ports).chain(notes) {
+    for note in unwatched.into_iter().chain(settings).chain(repair).chain(conflicts).chain(ports).chain(notes)
+    {
         let _ = writeln!(text, "note: {note}");
     }
     if ready { Page::ok(text) } else { Page::unavailable(text) }

@@ -133,7 +133,8 @@ fn list(directory: &Path, depth: usize) -> io::Result<Vec<(PathBuf, Stamp)>> {
         if metadata.is_dir() && depth > 0 {
             match list(&path, depth - 1) {
                 Err(why) if why.kind() == io::ErrorKind::NotFound => {}
-                below => found.extend(below?),
+                Err(why) => return Err(io::Error::other(format!("{}: {why}", path.display()))),
+                Ok(below) => found.extend(below),
             }
         } else if metadata.is_file() && is_manifest(&path) {
             found.push((path, stamp(&metadata)));

@@ -87,7 +87,10 @@ impl OnNodeArgs {
 
     fn judge(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
         let these = found(&self.directories, &format!("pod {pod}"), |sandbox| sandbox.is_of(pod))?;
-        Ok(output(&sandboxes::judge_all(these, sources, self.directories.root()), &[]))
+        let judged = sandboxes::judge_all(these, sources, self.directories.root());
+        let of_rules = judged.iter().flat_map(SandboxVerdict::notes);
+        let of_rules = of_rules.map(|note| format!("note: {}", printable(note))).collect();
+        Ok(output(&judged, &[]).with_notes(of_rules))
     }
 
     pub(super) fn node(&self) -> RepairNode {
@@ -201,8 +204,7 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
             }
         }
         let proxy = one.proxy_faults.iter().map(ToString::to_string);
-        let of_rules = one.notes().iter().map(|note| printable(note));
-        let notes = proxy.chain(one.later_annotations().map(str::to_owned)).chain(of_rules);
+        let notes = proxy.chain(one.later_annotations().map(str::to_owned));
         for what in notes {
             let _ = writeln!(text, "{:<widest$}    note: {what}", "");
         }

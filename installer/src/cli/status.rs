@@ -4,7 +4,7 @@ use super::Context;
 use super::cluster::KubeconfigArgs;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent_status::AgentStatus;
+use crate::agent_status::{AgentStatus, RUNNING_PODS};
 use crate::pod::manifest::printable;
 use crate::workstation::agents::{self, AGENTS, AgentSelector, ClusterAgent, Readiness, StatusPage};
 use clap::Args;
@@ -117,6 +117,7 @@ fn problems(status: &AgentStatus) -> Vec<String> {
     let mut problems = status.reasons.clone();
     problems.extend(status.unwatched.iter().map(|why| format!("new pods are not known: {why}")));
     problems.extend(status.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}")));
+    problems.extend(status.repair.iter().map(|why| format!("{RUNNING_PODS}: {why}")));
     problems.extend(status.conflicts.iter().cloned());
     if let Some(pods @ 1..) = status.not_redirected {
         let pods = if pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };

@@ -89,7 +89,10 @@ impl Explanation {
     #[must_use]
     pub fn of(subject: &Subject<'_>, conf: &PluginConf, init: InitContainer) -> Self {
         let Subject { facts, addresses, .. } = subject;
+        let host_network = subject.manifest.and_then(|pod| pod.pointer("/spec/hostNetwork"));
+        let is_host_network = host_network == Some(&Value::Bool(true));
         let decision = match decide(conf, facts, addresses, init) {
+            Decision::Redirect(_) if is_host_network => Decision::LeaveAlone(LeaveAloneReason::HostNetwork),
             Decision::Redirect(policy) => {
                 let families = subject.families.unwrap_or(policy.families);
                 Decision::Redirect(RedirectPolicy { families, ..policy })
@@ -97,6 +100,8 @@ impl Explanation {
             other => other,
         };
         let gates = Gate::ALL.into_iter().filter(|gate| gate.applies(conf));
+        let gates = gates.map(|gate| GateReport::of(gate, conf, facts, init));
+        let gates = gates.chain(is_host_network.then(GateReport::of_host_network));
         let inputs = match &decision {
             Decision::Redirect(policy) => input_reports(subject, conf, policy),
             _ => Vec::new(),
@@ -112,7 +117,7 @@ impl Explanation {
         warnings.extend(tproxy_warnings(subject, &decision));
         Self {
             origin: subject.origin.to_owned(),
-            gates: gates.map(|gate| GateReport::of(gate, conf, facts, init)).collect(),
+            gates: gates.collect(),
             inputs,
             injection: is_outside.then(|| Injection::of(subject)),
             ambient: match &facts.ambient {
@@ -247,6 +252,11 @@ fn quoted(text: &str) -> String {
 }
 
 impl GateReport {
+    fn of_host_network() -> Self {
+        let closed = Some(LeaveAloneReason::HostNetwork);
+        Self { name: "host network", observed: "hostNetwork is true".to_owned(), closed }
+    }
+
     fn of(gate: Gate, conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Self {
         let (name, observed) = match gate {
             Gate::Namespace if pod.namespace.is_empty() => {

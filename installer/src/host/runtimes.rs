@@ -32,7 +32,8 @@ const MAX_PROGRAMS: usize = 512;
 /// How old a file may be that its writer renews each minute.
 const RENEWED_WITHIN: Duration = Duration::from_secs(180);
 
-/// Whether the writer of such a file has gone on. A time in the future is that of a clock that was set back.
+/// Reports whether the file's writer renewed it within [`RENEWED_WITHIN`]. A time in the future is that of a clock that
+/// was set back.
 pub(crate) fn is_renewed(file: &Metadata) -> bool {
     file.modified().is_ok_and(|time| time.elapsed().is_ok_and(|age| age <= RENEWED_WITHIN))
 }

@@ -25,6 +25,8 @@ pub(crate) const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT.get(), INBOUND_PORT.ge
 pub enum ProxyFault {
     /// No process listens on these ports.
     Silent(Vec<u16>),
+    /// DNS is captured, and the resolver in Istio's agent does not listen.
+    ResolverSilent,
     /// A process listens on the port, and not at the address at which redirected connections arrive.
     Elsewhere { listens: SocketAddr, arrive: SocketAddr },
     /// The process that listens on these ports has an owner whose connections the rules redirect.
@@ -41,6 +43,9 @@ impl fmt::Display for ProxyFault {
         match self {
             Self::Silent(ports) => {
                 write!(f, "no process listens on {}, where the proxy should", list(ports))
+            }
+            Self::ResolverSilent => {
+                write!(f, "the proxy's DNS resolver does not listen on {AGENT_DNS_PORT} of both UDP and TCP")
             }
             Self::Elsewhere { listens, arrive } => {
                 write!(f, "the proxy listens at {listens}, and redirected connections arrive at {arrive}")
@@ -68,7 +73,7 @@ impl ProxyFault {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::Silent(_) => {
+            Self::Silent(_) | Self::ResolverSilent => {
                 "look at the log of the pod's container istio-proxy, unless it has not started yet or has ended: \
                  connections are refused until it listens"
             }
@@ -166,10 +171,9 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
     }
     let itself = |((uid, gid), ports)| ProxyFault::ConnectsToItself { ports, owner: Owner { uid, gid } };
     faults.extend(by_owner.into_iter().map(itself));
-    let resolver = AGENT_DNS_PORT.get();
-    let has_tcp = || listeners.of((Ipv4Addr::UNSPECIFIED, resolver).into()).is_some();
-    if policy.dns != Dns::Off && !(has_tcp() && has_udp_socket(resolver)) {
-        silent.insert(resolver);
+    // The kernel may leave a socket out of a list while others are closed.
+    if policy.dns != Dns::Off && !has_resolver() && !has_resolver() {
+        faults.push(ProxyFault::ResolverSilent);
     }
     if !silent.is_empty() {
         faults.insert(0, ProxyFault::Silent(silent.into_iter().collect()));
@@ -201,6 +205,12 @@ fn arrivals(policy: &RedirectPolicy) -> Vec<SocketAddr> {
         }
     }
     arrivals
+}
+
+/// Reports whether sockets for DNS over UDP and TCP have the resolver's port, at any address.
+fn has_resolver() -> bool {
+    let port = AGENT_DNS_PORT.get();
+    has_udp_socket(port) && Listeners::read().of((Ipv4Addr::UNSPECIFIED, port).into()).is_some()
 }
 
 fn is_redirected(policy: &RedirectPolicy, owner: Owner) -> bool {

@@ -259,11 +259,16 @@ fn the_setting_is_written_for_the_process_that_repairs_and_follows_the_configmap
     ] {
         assert_eq!(agent.metric(metric), value, "{metric}");
     }
-    assert!(!agent.get("/readyz").1.contains("running pods are not judged"));
+    assert!(!agent.get("/readyz").1.contains("whether running pods are redirected is not known"));
     let written = fs::File::open(node.root.join("probe/repairs.json")).unwrap();
     written.set_modified(SystemTime::now() - Duration::from_secs(200)).unwrap();
-    assert!(!line(&agent, "gybe_pods_not_redirected"), "its process has ended or hangs");
-    assert!(agent.get("/readyz").1.contains("note: running pods are not judged"));
+    let note = "note: whether running pods are redirected is not known: the container repair";
+    assert!(agent.get("/readyz").1.contains(note), "its process has ended or hangs");
+    assert_eq!(agent.metric("gybe_pods_not_redirected"), 2.0);
+    let counts = node.root.write("probe/repairs.json", counts.to_string().replace('2', "0"));
+    assert_eq!(agent.metric("gybe_pods_not_redirected"), 0.0);
+    fs::File::open(counts).unwrap().set_modified(SystemTime::now() - Duration::from_secs(200)).unwrap();
+    assert!(!line(&agent, "gybe_pods_not_redirected"), "an old 0");
 }
 
 /// Returns a token with this number that is valid for this many seconds.

@@ -354,6 +354,15 @@ fn a_pod_without_a_sidecar_names_the_factor_that_kept_it_out() {
 }
 
 #[test]
+fn a_pod_with_its_nodes_network_is_left_alone() {
+    let pod = sidecar(&json!({}), &json!({}), &json!({ "hostNetwork": true }));
+    let explained = explained(&pod, &json!({}));
+    let reason = "hostNetwork is true, and the runtime calls no plugin for it";
+    assert!(explained.text().lines().next().unwrap().ends_with(reason), "{}", explained.text());
+    assert_eq!(explained.json()["gates"].as_array().unwrap().last().unwrap()["reason"], reason);
+}
+
+#[test]
 fn a_manifest_cannot_write_control_characters_to_the_terminal() {
     let annotations = json!({ "sidecar.istio.io/inject": "\u{1b}[2J", "traffic.sidecar.istio.io/excludeInterfaces": "eth0\n" });
     let pod = sidecar(&annotations, &json!({ "DISABLE_ENVOY": "\u{1b}]0;x\u{7}" }), &json!({}));

@@ -177,7 +177,6 @@ pub(crate) const HIDDEN: &[Hidden] = &[
     },
     Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
-    Hidden { fault: "the pod has a blackhole route", behind: WITHOUT_POLICY, instead: &[] },
     Hidden {
         fault: "DNS is captured, and the resolver does not listen for datagrams",
         behind: WITHOUT_POLICY,

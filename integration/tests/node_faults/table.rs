@@ -408,14 +408,6 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: Some(("", "\"proxy_silent_on\":[15001,15006]")),
     },
     Fault {
-        name: "the pod has a blackhole route",
-        agent: Some(Absent),
-        parts: &[Part::Rules],
-        plant: |node| node.in_pod("ip route add blackhole 203.0.113.0/24"),
-        doctor: &[note("pods", "203.0.113.0/24", "")],
-        verify: Some(("redirected", "203.0.113.0/24")),
-    },
-    Fault {
         name: "DNS is captured, and the resolver does not listen for datagrams",
         agent: Some(Absent),
         parts: &[Part::Proxy, Part::Rules, Part::Annotations],
@@ -424,8 +416,12 @@ pub(crate) const FAULTS: &[Fault] = &[
             let resolver = node.pod.netns.run(|| TcpListener::bind("127.0.0.1:15053").unwrap()).unwrap();
             node.proxy.push(resolver);
         },
-        doctor: &[note("pods", "pod shop/cart-1: no process listens on 15053, where", "istio-proxy")],
-        verify: Some(("redirected", "\"proxy_silent_on\":[15053]")),
+        doctor: &[note(
+            "pods",
+            "pod shop/cart-1: the proxy's DNS resolver does not listen on 15053",
+            "istio-proxy",
+        )],
+        verify: Some(("redirected", "of both UDP and TCP")),
     },
     Fault {
         name: "the proxy listens on 127.0.0.1 only",

@@ -14,6 +14,7 @@ mod uapi;
 
 pub use entry::RoutingEntry;
 pub use error::RoutesError;
+pub(crate) use error::has_ipv6_on_loopback;
 pub(crate) use link::parse_addresses;
 pub use link::{Address, Link, NextHop, VethEnd, addresses};
 pub use routing::{Route, RouteQuery};
@@ -70,7 +71,7 @@ impl Routes {
 
     /// The entries that are needed in the calling thread's namespace.
     fn needed(&self) -> Result<Vec<RoutingEntry>, RoutesError> {
-        let leaves_ipv6_out = self.ipv6 == Ipv6Entries::NeededIfEnabled && !error::has_ipv6_on_loopback()?;
+        let leaves_ipv6_out = self.ipv6 == Ipv6Entries::NeededIfEnabled && !has_ipv6_on_loopback()?;
         Ok(self.entries.iter().copied().filter(|entry| !(leaves_ipv6_out && entry.is_ipv6())).collect())
     }
 

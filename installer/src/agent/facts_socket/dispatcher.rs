@@ -90,7 +90,7 @@ impl Dispatcher<'_, '_> {
         let bytes = match task {
             Task::LookUp { .. } | Task::Ambient(..) if connection.is_closed() => return,
             Task::LookUp { pod, knows_ambient } => {
-                let response = self.pods.wait_for(&pod, connection.answer_by());
+                let response = self.pods.wait_for(&pod, connection.ready_by());
                 let response = fit_for(knows_ambient, response);
                 self.log_fault(&response);
                 wire::encode_response(&response).into_bytes()
@@ -98,7 +98,7 @@ impl Dispatcher<'_, '_> {
             Task::Ambient(pod, netns, by) => {
                 let Some(pods) = self.ambient else { return };
                 let (name, uid) = (pod.to_string(), pod.uid.clone());
-                let added = pods.add(pod, netns, by, connection.answer_by());
+                let added = pods.add(pod, netns, by, connection.ready_by());
                 let response = match added.as_ref().map_err(fault) {
                     Ok(_) => Ok(()),
                     Err(Some(fault)) => Err(fault),

@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
 use super::{About, DoctorFinding, Section, access_remedy};
-use crate::agent_status::{AgentStatus, PortPurpose, RefusedPod, TakenPort};
+use crate::agent_status::{AgentStatus, PortPurpose, RUNNING_PODS, RefusedPod, TakenPort};
 use crate::host::entries::OurEntries;
 use crate::pod::validation::SocketOwner;
 use gybe_plugin::facts::{AgentError, AgentFault, FactsError};
@@ -35,7 +35,8 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
 
 /// The findings of the agent's own status, which `/readyz` reports too.
 fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
-    let AgentStatus { ready, leaves, reasons, unwatched, settings, conflicts, notes, shape, .. } = status;
+    let AgentStatus { ready, leaves, reasons, unwatched, settings, repair, conflicts, notes, shape, .. } =
+        status;
     let uninstall = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
@@ -76,6 +77,11 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
         )
         .in_section(Section::Conflict)
     });
+    let repair = repair.iter().map(|why| {
+        let remedy = "read the log of the container repair of the node's gybe-node pod";
+        DoctorFinding::wrong(About::Agent, format!("{RUNNING_PODS}: {why}"), remedy)
+            .in_section(Section::PodsNotRedirected)
+    });
     let notes = notes
         .iter()
         .map(|note| DoctorFinding::note(About::Agent, format!("the node agent notes: {note}"), None));
@@ -87,6 +93,7 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
         .chain(reasons)
         .chain(unwatched)
         .chain(settings)
+        .chain(repair)
         .chain(conflicts)
         .chain(notes)
         .chain(shape)
@@ -177,8 +184,8 @@ fn facts_socket(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentC
     DoctorFinding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer)
 }
 
-const REACH_API_SERVER: &str =
-    "make the API server reachable from this node; if it refuses, check the agent's token and its RBAC";
+const REACH_API_SERVER: &str = "make the API server reachable from this node; if it refuses, check the agent's token and \
+                                its RBAC; of --pods-from, make the named file or directory readable";
 const RUN_AGENT: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside \
                          the mesh start without it";
 

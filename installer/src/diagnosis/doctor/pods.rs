@@ -2,6 +2,7 @@
 
 use super::observe::{Observation, PodVerdicts};
 use super::{About, DoctorFinding, Remedy, Section};
+use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::probe_exemption::{ObservedExemption, REMOVAL};
 use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
@@ -11,8 +12,7 @@ use gybe_plugin::names::{STATUS, unknown};
 const MOST: usize = 16;
 
 pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
-    let of_pods =
-        |pods| [unread(observation, pods), of_node(pods), connections(pods), doubtful(pods)].concat();
+    let of_pods = |pods| [unread(observation, pods), of_node(pods), proxies(pods), doubtful(pods)].concat();
     observation.pods.iter().flat_map(of_pods).chain(probe_exemption(observation)).collect()
 }
 
@@ -108,19 +108,16 @@ fn failed(one: &SandboxVerdict) -> DoctorFinding {
     DoctorFinding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
 }
 
-/// Notes about faults of the pods' proxies, and about connections that fail with or without Gybe.
-fn connections(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
-    let notes_of = |one: &SandboxVerdict| {
-        let note = |text: String, remedy| {
-            DoctorFinding::note(About::Pods, format!("pod {}: {text}", one.sandbox), remedy)
-        };
-        let faults = one.proxy_faults.iter().map(|fault| note(fault.to_string(), Some(fault.remedy())));
-        faults.chain(one.notes().iter().map(|text| note(text.clone(), None))).collect::<Vec<_>>()
+/// Notes about faults of the pods' proxies.
+fn proxies(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
+    let faults: Vec<_> =
+        judged.iter().flat_map(|one| one.proxy_faults.iter().map(|fault| (&one.sandbox, fault))).collect();
+    let note = |(sandbox, fault): &(&Sandbox, &ProxyFault)| {
+        DoctorFinding::note(About::Pods, format!("pod {sandbox}: {fault}"), Some(fault.remedy()))
     };
-    let mut found: Vec<_> = judged.iter().flat_map(notes_of).collect();
-    if let Some(more) = found.len().checked_sub(MOST).filter(|more| *more > 0) {
-        found.truncate(MOST);
-        let text = format!("{more} more notes about pods: gybe verify --all prints them");
+    let mut found: Vec<_> = faults.iter().take(MOST).map(note).collect();
+    if let Some(more) = faults.len().checked_sub(MOST).filter(|more| *more > 0) {
+        let text = format!("{more} more notes about proxies: gybe verify --all prints them");
         found.push(DoctorFinding::note(About::Pods, text, None));
     }
     found

@@ -335,7 +335,38 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
         }
     }
     unknown_variables(reader);
+    overridden_variables(reader);
     unknown_keys(reader);
+}
+
+/// Keys over variables of the same meaning.
+const OVER: [(&str, &[&str]); 12] = [
+    ("shape", &["CHAINED_CNI_PLUGIN"]),
+    ("conf_name", &["CNI_CONF_NAME"]),
+    ("exclude_namespaces", &["EXCLUDE_NAMESPACES"]),
+    ("log_level", &["LOG_LEVEL", "LOG_OUTPUT_LEVEL"]),
+    ("backend", &["NATIVE_NFTABLES", "FORCE_IPTABLES_BINARY"]),
+    ("cni_network_config", &["CNI_NETWORK_CONFIG", "CNI_NETWORK_CONFIG_FILE"]),
+    ("repair", &["REPAIR_ENABLED", "REPAIR_REPAIR_PODS", "REPAIR_DELETE_PODS", "REPAIR_LABEL_PODS"]),
+    ("repair_label", &["REPAIR_BROKEN_POD_LABEL_KEY", "REPAIR_BROKEN_POD_LABEL_VALUE"]),
+    ("repair_label_selector", &["REPAIR_LABEL_SELECTORS"]),
+    ("repair_field_selector", &["REPAIR_FIELD_SELECTORS"]),
+    ("repair_init_container", &["REPAIR_INIT_CONTAINER_NAME"]),
+    ("repair_exit_code", &["REPAIR_INIT_CONTAINER_EXIT_CODE"]),
+];
+
+/// Notes the variables that a key has precedence over.
+fn overridden_variables(reader: &mut SettingsReader<'_>) {
+    for (key, variables) in OVER {
+        let Some(by_key) = reader.key(key) else { continue };
+        for variable in variables.iter().filter_map(|variable| reader.variable(variable)).collect::<Vec<_>>()
+        {
+            if variable.text != by_key.text {
+                let note = format!("{} has no effect: {key} of the ConfigMap has precedence", variable.name);
+                reader.notes.push(note);
+            }
+        }
+    }
 }
 
 /// Notes variables that look like misspelt ones. They are not refused: other programs have variables, too.

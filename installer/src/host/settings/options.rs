@@ -185,7 +185,7 @@ fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> ShapeSetting {
     ShapeSetting::Fixed(fixed)
 }
 
-fn conf_name<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
+fn conf_name<'a>(reader: &SettingsReader<'a>) -> Option<RawSetting<'a>> {
     reader.either("conf_name", "CNI_CONF_NAME")
 }
 

@@ -3,7 +3,6 @@
 
 use super::environment::Environment;
 use super::reader::{RawSetting, SettingsReader, list};
-use super::sources::SettingsSources;
 use super::template::Template;
 use gybe_netfilter::model::policy::Families;
 use gybe_netfilter::model::policy::ambient::AmbientDns;
@@ -69,9 +68,8 @@ pub(super) fn read(
 /// How ambient pods are redirected; none where ambient mode is off, whatever a template has.
 fn ambient(reader: &mut SettingsReader<'_>, environment: &Environment) -> Option<AmbientConf> {
     let probes = environment.ambient.as_ref()?.probes;
-    let dns = reader.either("ambient_dns_capture", "AMBIENT_DNS_CAPTURE");
-    let ipv6 = reader.either("ambient_ipv6", "AMBIENT_IPV6");
-    let (dns, ipv6) = (reader.yes_or_no(dns), reader.yes_or_no(ipv6));
+    let dns = reader.yes_or_no(reader.either("ambient_dns_capture", "AMBIENT_DNS_CAPTURE"));
+    let ipv6 = reader.yes_or_no(reader.either("ambient_ipv6", "AMBIENT_IPV6"));
     let dns = if dns == Some(false) { AmbientDns::Off } else { AmbientDns::Captured };
     let families = if ipv6 == Some(false) { Families::V4Only } else { Families::V4AndV6 };
     Some(AmbientConf { dns, families, probes })
@@ -152,15 +150,10 @@ fn excluded_setting<'a>(
     reader: &mut SettingsReader<'a>,
     environment: &Environment,
 ) -> Option<(RawSetting<'a>, BTreeSet<String>)> {
-    let SettingsSources { environment: variables, files, .. } = reader.sources;
-    let by_key = files.get("exclude_namespaces").map(|text| ("exclude_namespaces", text));
-    let by_variable = variables.get("EXCLUDE_NAMESPACES").map(|text| ("EXCLUDE_NAMESPACES", text));
-    if let (Some((key, text)), Some((variable, other))) = (by_key, by_variable)
-        && list(text).ne(list(other))
-    {
-        reader.notes.push(format!("{variable} has no effect: {key} of the ConfigMap has precedence"));
-    }
-    let (name, text) = by_key.or(by_variable)?;
+    let by_key = reader.sources.files.get("exclude_namespaces").map(|text| ("exclude_namespaces", text));
+    let by_variable =
+        || reader.sources.environment.get("EXCLUDE_NAMESPACES").map(|text| ("EXCLUDE_NAMESPACES", text));
+    let (name, text) = by_key.or_else(by_variable)?;
     let setting = RawSetting { name, text };
     let strange: Vec<_> = list(text).filter(|name| Namespace::parse(name).is_err()).collect();
     if !strange.is_empty() {

@@ -65,14 +65,8 @@ impl<'a> SettingsReader<'a> {
     }
 
     /// The ConfigMap's value, else the variable's.
-    pub(super) fn either(&mut self, key: &'static str, variable: &'static str) -> Option<RawSetting<'a>> {
-        let (in_file, in_environment) = (self.key(key), self.variable(variable));
-        if let (Some(file), Some(other)) = (in_file, in_environment)
-            && file.text != other.text
-        {
-            self.notes.push(format!("{variable} has no effect: {key} of the ConfigMap has precedence"));
-        }
-        in_file.or(in_environment)
+    pub(super) fn either(&self, key: &'static str, variable: &'static str) -> Option<RawSetting<'a>> {
+        self.key(key).or_else(|| self.variable(variable))
     }
 
     pub(super) fn refuse(&mut self, setting: RawSetting<'_>, why: impl Into<String>) {

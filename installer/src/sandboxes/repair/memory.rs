@@ -224,7 +224,12 @@ impl RepairMemory {
     pub(super) fn counts(&self) -> PodRepairs {
         let not_redirected = self.sandboxes.values().filter(|it| !it.is_well).count();
         let not_redirected = u64::try_from(not_redirected).unwrap_or(u64::MAX);
-        PodRepairs { repaired: self.repaired, failed: self.failed, not_redirected: Some(not_redirected) }
+        PodRepairs {
+            repaired: self.repaired,
+            failed: self.failed,
+            not_redirected: Some(not_redirected),
+            is_silent: false,
+        }
     }
 
     /// Queues what the agent has to know. It receives every repair, and once a minute that a pod is not redirected: it

@@ -19,7 +19,7 @@ struct Counts {
     unmeshed: usize,
     /// Number 0 is the new node.
     boots_with_unmeshed: Vec<usize>,
-    /// From the start of the first agent until a pod was redirected, of each boot.
+    /// From the start of the first agent until a pod was redirected, of each boot, sorted.
     to_first_meshed: Vec<Duration>,
 }
 
@@ -61,9 +61,9 @@ impl Drop for CompleteOnDrop<'_> {
 
 /// Reports of each pod in its order whether it is redirected, and when the first one was.
 fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> (Vec<bool>, Duration) {
-    let start = Instant::now();
     let complete = AtomicBool::new(false);
     let before = node.version();
+    let start = Instant::now();
     thread::scope(|scope| {
         let kubelet = scope.spawn(|| {
             let cri = node.node.connect().unwrap();
@@ -73,9 +73,9 @@ fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> (Vec<bool>, D
             while since_complete == 0 || redirected.last() != Some(&true) {
                 let was_complete = complete.load(Ordering::Acquire);
                 let (id, is) = node.run_pod(&format!("boot-{number}-{}", redirected.len()), &cri);
+                first_meshed = first_meshed.or(is.then(|| start.elapsed()));
                 cri.delete(&id).unwrap();
                 redirected.push(is);
-                first_meshed = first_meshed.or(is.then(|| start.elapsed()));
                 since_complete += usize::from(was_complete);
                 assert!(since_complete <= BEFORE_RELOAD, "both agents run: {redirected:?}");
             }

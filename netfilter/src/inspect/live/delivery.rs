@@ -4,6 +4,7 @@
 use crate::inspect::live::NAMED;
 use crate::inspect::live::rules::{Interface, NamespaceRules};
 use crate::inspect::walk::{Outcome, WalkResult};
+use crate::kernel::routes::has_ipv6_on_loopback;
 use crate::model::packet::{Direction, Packet};
 use crate::model::ruleset::Family;
 use std::fs;
@@ -44,11 +45,6 @@ const BOUND: &str = "the socket is bound to its interface (SO_BINDTODEVICE, or a
     sends the redirected packets to the loopback address by that interface, where no host answers; with Istio's rules, \
     too";
 
-fn has_ipv6_off(interface: &str) -> bool {
-    fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"))
-        .is_ok_and(|value| value.trim() != "0")
-}
-
 impl Delivery {
     /// Derives the facts of the calling thread's namespace from `ns`, and reads its sysctls.
     pub(super) fn read(ns: &NamespaceRules) -> Self {
@@ -72,22 +68,18 @@ impl Delivery {
                     .to_owned()
             }),
             missing_loopback: [("127.0.0.1", 8), ("::1", 128)].map(|(address, length)| {
-                let is_local = address.parse().is_ok_and(|address| ns.is_local(address));
-                (!is_local).then(|| {
-                    let (lost, remedy) = match length {
-                        // An address cannot be set then, and the kernel sets ::1 when IPv6 is on again.
-                        128 if has_ipv6_off(LOOPBACK) => (
-                            "lo has IPv6 off, so it lacks ::1".to_owned(),
-                            "sysctl -w net.ipv6.conf.lo.disable_ipv6=0".to_owned(),
-                        ),
-                        _ => (
-                            format!("lo has lost {address}, or its route in table local"),
-                            format!("ip address replace {address}/{length} dev lo"),
-                        ),
-                    };
-                    format!(
-                        "{lost}: no connection of the application reaches the proxy; run {remedy} in the pod's namespace"
-                    )
+                let ip: IpAddr = address.parse().ok()?;
+                // The kernel sets ::1 when IPv6 is on again, and no other program can before that.
+                let is_off = ip.is_ipv6() && has_ipv6_on_loopback().is_ok_and(|is_on| !is_on);
+                (!ns.is_local(ip)).then(|| match is_off {
+                    true => "IPv6 is off on lo: no IPv6 connection of the application reaches the proxy; run sysctl -w \
+                             net.ipv6.conf.lo.disable_ipv6=0 in the pod's namespace"
+                        .to_owned(),
+                    false => format!(
+                        "lo has lost {address}, or its route in table local: no connection of the application to an \
+                         address of that family reaches the proxy; run ip address replace {address}/{length} dev lo in \
+                         the pod's namespace"
+                    ),
                 })
             }),
             not_local: not_local(ns),

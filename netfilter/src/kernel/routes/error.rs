@@ -149,7 +149,7 @@ impl Hint for RoutesError {
 const DISABLED_ON_LOOPBACK: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 
 /// Reports whether IPv6 is enabled on `lo` in the calling thread's namespace.
-pub(super) fn has_ipv6_on_loopback() -> Result<bool, RoutesError> {
+pub(crate) fn has_ipv6_on_loopback() -> Result<bool, RoutesError> {
     is_enabled(std::fs::read_to_string(DISABLED_ON_LOOPBACK))
 }
 
