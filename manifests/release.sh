@@ -103,12 +103,11 @@ publish() {
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
 
-    chart=${image%/*}/charts/gybe insecure="" plain=""
-    case $image in localhost[:/]* | 127.0.0.1[:/]*) insecure=--dest-tls-verify=false plain=--plain-http ;; esac
-    skopeo copy --quiet --all --preserve-digests --digestfile "$scratch/image" $insecure \
+    chart=${image%/*}/charts/gybe
+    skopeo copy --quiet --all --preserve-digests --digestfile "$scratch/image" \
         "oci-archive:$into/gybe-$version.oci.tar" "docker://$image:$version"
     image_digest=$(cat "$scratch/image")
-    "$helm" push $plain "$into/gybe-$version.tgz" "oci://${chart%/gybe}" >"$scratch/chart" 2>&1 || {
+    "$helm" push "$into/gybe-$version.tgz" "oci://${chart%/gybe}" >"$scratch/chart" 2>&1 || {
         cat "$scratch/chart" >&2
         fail "the chart was not pushed"
     }

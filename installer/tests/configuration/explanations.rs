@@ -355,7 +355,11 @@ fn a_pod_without_a_sidecar_names_the_factor_that_kept_it_out() {
 
 #[test]
 fn a_pod_with_its_nodes_network_is_left_alone() {
-    let pod = sidecar(&json!({}), &json!({}), &json!({ "hostNetwork": true }));
+    let pod = one(&json!({
+        "kind": "Pod",
+        "metadata": { "name": "a", "namespace": "shop", "annotations": { "sidecar.istio.io/status": "{}" } },
+        "spec": { "hostNetwork": true, "containers": [{ "name": "app" }, { "name": "istio-proxy" }] },
+    }));
     let explained = explained(&pod, &json!({}));
     let reason = "hostNetwork is true, and the runtime calls no plugin for it";
     assert!(explained.text().lines().next().unwrap().ends_with(reason), "{}", explained.text());
