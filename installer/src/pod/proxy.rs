@@ -5,6 +5,7 @@ use super::own_namespace;
 use super::validation::{Listeners, has_udp_socket};
 use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::inspect::probe_sets::{families_not_exempt, set_name};
+use gybe_netfilter::iptables::is_in_owner;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
 use gybe_netfilter::model::packet::Owner;
@@ -155,14 +156,15 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
             None => drop(silent.insert(arrive.port())),
         }
     }
+    let is_owned_here = is_in_owner().unwrap_or(false);
     let mut by_owner: BTreeMap<(u32, u32), Vec<u16>> = BTreeMap::new();
     for (port, listener) in found {
         // Without a user namespace of the pod's own this is the uid that rules compare.
         if policy.proxy_uids.contains(listener.uid) {
             continue;
         }
-        let owners: Vec<Owner> =
-            listener.processes(processes.iter().cloned()).flat_map(|process| owners(&process)).collect();
+        let processes = listener.processes(processes.iter().cloned());
+        let owners: Vec<Owner> = processes.flat_map(|process| owners(&process, is_owned_here)).collect();
         if let Some(Owner { uid, gid }) = owners.last()
             && owners.iter().all(|owner| is_redirected(policy, *owner))
         {
@@ -222,11 +224,9 @@ fn is_redirected(policy: &RedirectPolicy, owner: Owner) -> bool {
     policy.captures_outbound() && is_of_group && !is_of_proxy
 }
 
-/// Returns the owner of sockets that the process creates now: with the ids of this user namespace, and then with those of
-/// the process's. Rules compare those of the user namespace that owns the network namespace (`nft_meta_get_eval_skugid`,
-/// net/netfilter/nft_meta.c, and `owner_mt`, net/netfilter/xt_owner.c, v6.18), which is one of them. Empty if the process
-/// has ended.
-fn owners(process: &Path) -> Vec<Owner> {
+/// Returns the owner of sockets that the process creates now, with the ids of this user namespace; where that does not own
+/// the network namespace, also with those of the process's, which may. Empty if the process has ended.
+fn owners(process: &Path, is_owned_here: bool) -> Vec<Owner> {
     let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
     let (status, uid_map, gid_map) = (read("status"), read("uid_map"), read("gid_map"));
     // The last of the four ids is that of the file system (proc_pid_status(5)); a new socket has it.
@@ -236,7 +236,7 @@ fn owners(process: &Path) -> Vec<Owner> {
     };
     let Some((uid, gid)) = id("Uid:").zip(id("Gid:")) else { return Vec::new() };
     let there = mapped(uid, &uid_map).zip(mapped(gid, &gid_map));
-    let there = there.map(|(uid, gid)| Owner { uid, gid });
+    let there = there.filter(|_| !is_owned_here).map(|(uid, gid)| Owner { uid, gid });
     [Some(Owner { uid, gid }), there].into_iter().flatten().collect()
 }
 
@@ -266,18 +266,20 @@ mod tests {
 
     #[test]
     fn the_owner_is_that_of_the_sockets_that_a_process_creates_now() {
-        let read = |status: &str| {
+        let read = |status: &str, is_owned_here| {
             let directory = gybe_test_support::TestDir::new("proxy-owner");
             directory.write("status", status);
             directory.write("uid_map", "0 65536 65536");
             directory.write("gid_map", "0 131072 65536");
-            owners(&directory)
+            owners(&directory, is_owned_here)
         };
         let status = "Name:\tenvoy\nUid:\t0\t0\t0\t66873\nGid:\t0\t0\t0\t132409\n";
-        assert_eq!(read(status), [Owner { uid: 66873, gid: 132_409 }, Owner { uid: 1337, gid: 1337 }]);
-        assert_eq!(read("Name:\tenvoy\n"), []);
+        let here = Owner { uid: 66873, gid: 132_409 };
+        assert_eq!(read(status, false), [here, Owner { uid: 1337, gid: 1337 }]);
+        assert_eq!(read(status, true), [here], "rules compare these alone");
+        assert_eq!(read("Name:\tenvoy\n", false), []);
         let own = Owner { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() };
         act_as(own).unwrap();
-        assert_eq!(owners(Path::new("/proc/thread-self")).first(), Some(&own));
+        assert_eq!(owners(Path::new("/proc/thread-self"), true).first(), Some(&own));
     }
 }

@@ -128,10 +128,14 @@ impl HealthyNode {
         self.proxy = PROXY.map(listen).into();
     }
 
-    /// Makes a process of the pod the one that listens, whose uid and gid are this id.
+    /// Makes a process of the pod the one that listens, whose uid and gid are this id, and the proxy's in a user namespace
+    /// that does not own the pod's network.
     pub(crate) fn proxy_runs_as(&self, id: u32) {
         let process = format!("proc/{}", 1000 + self.pod.number);
         self.write(&format!("{process}/status"), &format!("Uid:\t0\t0\t0\t{id}\nGid:\t0\t0\t0\t{id}\n"));
+        for map in ["uid_map", "gid_map"] {
+            self.write(&format!("{process}/{map}"), &format!("1337 {id} 1\n"));
+        }
         symlink(fs::read_link("/proc/self/ns/user").unwrap(), self.path(&process).join("ns/user")).unwrap();
         let fds = self.node.root.create_dir(format!("{process}/fd"));
         for listener in &self.proxy {

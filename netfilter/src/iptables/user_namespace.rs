@@ -38,6 +38,15 @@ pub(super) fn foreign_owner() -> io::Result<Option<OwnedFd>> {
     Ok((!same).then(|| owner.into()))
 }
 
+/// Reports whether this process is in the user namespace that owns the calling thread's network namespace, whose ids the
+/// rules compare (`nft_meta_get_eval_skugid`, net/netfilter/nft_meta.c, and `owner_mt`, net/netfilter/xt_owner.c, v6.18).
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn is_in_owner() -> io::Result<bool> {
+    foreign_owner().map(|owner| owner.is_none())
+}
+
 /// Makes the kernel kill `command` when the thread that started it ends, and start it as root of `user_namespace`.
 pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
     let enter = move || {
