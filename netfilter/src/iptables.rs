@@ -37,7 +37,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use user_namespace::foreign_owner;
-pub use user_namespace::is_in_owner;
+pub use user_namespace::is_in_owning_user_namespace;
 
 /// iptables of one variant, as found on this node.
 #[derive(Debug, Clone)]

@@ -52,7 +52,7 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: backend.map(|kind| kind.name().to_owned()),
         pods: u64::try_from(agent.pods.pods).unwrap_or(u64::MAX),
-        not_redirected: agent.pod_repairs.and_then(|repairs| repairs.not_redirected),
+        not_redirected: agent.pod_repairs.and_then(|repairs| repairs.not_redirected()),
         ambient: agent.ambient.as_ref().map(|ambient| AmbientCounts::of(&ambient.ztunnel)),
     }
 }

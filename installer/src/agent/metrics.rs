@@ -154,7 +154,7 @@ fn pod_repairs(agent: &AgentSnapshot, out: &mut Exposition) {
             out.sample(&[("type", kind), ("result", result)], count);
         }
     }
-    let Some(not_redirected) = repairs.not_redirected else { return };
+    let Some(not_redirected) = repairs.not_redirected() else { return };
     let help = "Running pods that should be redirected and are not, or of which that is not known, after the last pass.";
     out.family("gybe_pods_not_redirected", Kind::Gauge, help);
     out.sample(&[], not_redirected);

@@ -45,6 +45,14 @@ pub struct Subject<'p> {
     pub families: Option<Families>,
 }
 
+impl Subject<'_> {
+    /// Reports whether the manifest has `hostNetwork: true`.
+    fn is_host_network(&self) -> bool {
+        let host_network = self.manifest.and_then(|pod| pod.pointer("/spec/hostNetwork"));
+        host_network == Some(&Value::Bool(true))
+    }
+}
+
 /// Where the addresses of an explanation are from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodAddresses {
@@ -89,8 +97,7 @@ impl Explanation {
     #[must_use]
     pub fn of(subject: &Subject<'_>, conf: &PluginConf, init: InitContainer) -> Self {
         let Subject { facts, addresses, .. } = subject;
-        let host_network = subject.manifest.and_then(|pod| pod.pointer("/spec/hostNetwork"));
-        let is_host_network = host_network == Some(&Value::Bool(true));
+        let is_host_network = subject.is_host_network();
         let decision = match decide(conf, facts, addresses, init) {
             Decision::Redirect(_) if is_host_network => Decision::LeaveAlone(LeaveAloneReason::HostNetwork),
             Decision::Redirect(policy) => {

@@ -5,7 +5,7 @@ use super::own_namespace;
 use super::validation::{Listeners, has_udp_socket};
 use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::inspect::probe_sets::{families_not_exempt, set_name};
-use gybe_netfilter::iptables::is_in_owner;
+use gybe_netfilter::iptables::is_in_owning_user_namespace;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
 use gybe_netfilter::model::packet::Owner;
@@ -74,7 +74,11 @@ impl ProxyFault {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
-            Self::Silent(_) | Self::ResolverSilent => {
+            Self::ResolverSilent => {
+                "look at the log of the pod's container istio-proxy, unless it has not started yet or has ended: the pod \
+                 resolves no names until it listens"
+            }
+            Self::Silent(_) => {
                 "look at the log of the pod's container istio-proxy, unless it has not started yet or has ended: \
                  connections are refused until it listens"
             }
@@ -156,7 +160,7 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
             None => drop(silent.insert(arrive.port())),
         }
     }
-    let is_owned_here = is_in_owner().unwrap_or(false);
+    let is_owned_here = is_in_owning_user_namespace().unwrap_or(false);
     let mut by_owner: BTreeMap<(u32, u32), Vec<u16>> = BTreeMap::new();
     for (port, listener) in found {
         // Without a user namespace of the pod's own this is the uid that rules compare.

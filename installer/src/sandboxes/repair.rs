@@ -315,8 +315,8 @@ pub(crate) struct PodRepairs {
     /// Attempts.
     pub(crate) failed: u64,
     /// The sandboxes that it last left in another state than the desired one: they should be redirected and are not, or
-    /// that is not known. None when the process has not renewed its counts, and the last one was 0.
-    pub(crate) not_redirected: Option<u64>,
+    /// that is not known.
+    not_redirected: u64,
     /// Whether the process has not renewed its counts for three minutes.
     #[serde(skip)]
     pub(crate) is_silent: bool,
@@ -345,9 +345,12 @@ impl PodRepairs {
     pub(crate) fn kept_in(directory: &Path) -> Option<Self> {
         let (text, metadata) = read_own_file(&directory.join(REPAIRS))?;
         let counts: Self = serde_json::from_slice(&text).ok()?;
-        let is_silent = !is_renewed(&metadata);
-        let not_redirected = counts.not_redirected.filter(|pods| *pods > 0 || !is_silent);
-        Some(Self { not_redirected, is_silent, ..counts })
+        Some(Self { is_silent: !is_renewed(&metadata), ..counts })
+    }
+
+    /// The pods that are not redirected; none when the last count was 0 and the process has stopped renewing it.
+    pub(crate) fn not_redirected(&self) -> Option<u64> {
+        (self.not_redirected > 0 || !self.is_silent).then_some(self.not_redirected)
     }
 
     /// Writes the counts, or removes the file where no pod is repaired. An unchanged file only gets a new time. To be
@@ -383,7 +386,7 @@ mod tests {
             RepairSetting { repair }.keep_in(directory.path()).unwrap();
             assert_eq!(RepairSetting::kept_in(directory.path()), Some(RepairSetting { repair }));
         }
-        let counts = PodRepairs { repaired: 3, failed: 1, not_redirected: Some(2), is_silent: false };
+        let counts = PodRepairs { repaired: 3, failed: 1, not_redirected: 2, is_silent: false };
         for counts in [Some(counts), None, None] {
             PodRepairs::keep_in(counts, directory.path()).unwrap();
             assert_eq!(PodRepairs::kept_in(directory.path()), counts);

@@ -42,8 +42,8 @@ pub(super) fn foreign_owner() -> io::Result<Option<OwnedFd>> {
 /// rules compare (`nft_meta_get_eval_skugid`, net/netfilter/nft_meta.c, and `owner_mt`, net/netfilter/xt_owner.c, v6.18).
 ///
 /// # Errors
-/// When the kernel does not tell.
-pub fn is_in_owner() -> io::Result<bool> {
+/// When `/proc` cannot be read, or the kernel refuses the ioctl `NS_GET_USERNS`.
+pub fn is_in_owning_user_namespace() -> io::Result<bool> {
     foreign_owner().map(|owner| owner.is_none())
 }
 

@@ -90,13 +90,12 @@ fn cause(subject: &Subject<'_>) -> String {
     }
     let refused =
         inject(pod).filter(|inject| !inject.value.is_empty() && parse_bool(inject.value) != Some(true));
-    let is_host_network = subject.manifest.and_then(|pod| pod.pointer("/spec/hostNetwork"));
     if let Some(refused) = refused {
         let what = if refused.is_label { "label" } else { "annotation" };
         let why = parse_bool(refused.value).map_or(", which is neither true nor false", |_| "");
         return format!("the pod's {what} {INJECT} is {}{why}", quoted(refused.value));
     }
-    if is_host_network == Some(&Value::Bool(true)) {
+    if subject.is_host_network() {
         return "hostNetwork is true: the injector leaves such pods alone".to_owned();
     }
     if IGNORED.contains(&pod.namespace.as_str()) {

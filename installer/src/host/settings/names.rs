@@ -340,7 +340,7 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
 }
 
 /// Keys over variables of the same meaning.
-const OVER: [(&str, &[&str]); 12] = [
+const OVER: [(&str, &[&str]); 15] = [
     ("shape", &["CHAINED_CNI_PLUGIN"]),
     ("conf_name", &["CNI_CONF_NAME"]),
     ("exclude_namespaces", &["EXCLUDE_NAMESPACES"]),
@@ -353,6 +353,9 @@ const OVER: [(&str, &[&str]); 12] = [
     ("repair_field_selector", &["REPAIR_FIELD_SELECTORS"]),
     ("repair_init_container", &["REPAIR_INIT_CONTAINER_NAME"]),
     ("repair_exit_code", &["REPAIR_INIT_CONTAINER_EXIT_CODE"]),
+    ("ambient_enablement_selectors", &["AMBIENT_ENABLEMENT_SELECTOR"]),
+    ("ambient_dns_capture", &["AMBIENT_DNS_CAPTURE"]),
+    ("ambient_ipv6", &["AMBIENT_IPV6"]),
 ];
 
 /// Notes the variables that a key has precedence over.

@@ -224,12 +224,7 @@ impl RepairMemory {
     pub(super) fn counts(&self) -> PodRepairs {
         let not_redirected = self.sandboxes.values().filter(|it| !it.is_well).count();
         let not_redirected = u64::try_from(not_redirected).unwrap_or(u64::MAX);
-        PodRepairs {
-            repaired: self.repaired,
-            failed: self.failed,
-            not_redirected: Some(not_redirected),
-            is_silent: false,
-        }
+        PodRepairs { repaired: self.repaired, failed: self.failed, not_redirected, is_silent: false }
     }
 
     /// Queues what the agent has to know. It receives every repair, and once a minute that a pod is not redirected: it
@@ -428,14 +423,14 @@ mod tests {
         let (mut memory, now) = (RepairMemory::default(), Instant::now());
         judged(&mut memory, "a", now, false, Duration::ZERO);
         assert_eq!(memory.due(list(&[], &["/run/netns cannot be read"]), now).len(), 0);
-        assert_eq!(memory.counts().not_redirected, Some(1));
+        assert_eq!(memory.counts().not_redirected, 1);
         for (unreadable, after) in [(&[][..], Duration::ZERO), (&["/run/netns cannot be read"], 2 * SETTLED)]
         {
             judged(&mut memory, "a", now, false, Duration::ZERO);
             memory.logged.insert("a".to_owned(), "x".to_owned());
             memory.handed_over.insert("a".to_owned(), now);
             assert_eq!(memory.due(list(&[], unreadable), now + after).len(), 0);
-            assert_eq!(memory.counts().not_redirected, Some(0), "{unreadable:?}");
+            assert_eq!(memory.counts().not_redirected, 0, "{unreadable:?}");
             assert!(memory.logged.is_empty() && memory.handed_over.is_empty(), "{unreadable:?}");
         }
     }

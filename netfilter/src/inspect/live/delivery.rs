@@ -69,9 +69,9 @@ impl Delivery {
             }),
             missing_loopback: [("127.0.0.1", 8), ("::1", 128)].map(|(address, length)| {
                 let ip: IpAddr = address.parse().ok()?;
-                // The kernel sets ::1 when IPv6 is on again, and no other program can before that.
-                let is_off = ip.is_ipv6() && has_ipv6_on_loopback().is_ok_and(|is_on| !is_on);
-                (!ns.is_local(ip)).then(|| match is_off {
+                // While IPv6 is off, ip fails to set ::1; once it is on, the kernel sets it.
+                let is_off = || ip.is_ipv6() && has_ipv6_on_loopback().is_ok_and(|is_on| !is_on);
+                (!ns.is_local(ip)).then(|| match is_off() {
                     true => "IPv6 is off on lo: no IPv6 connection of the application reaches the proxy; run sysctl -w \
                              net.ipv6.conf.lo.disable_ipv6=0 in the pod's namespace"
                         .to_owned(),
