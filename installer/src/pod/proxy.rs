@@ -16,7 +16,11 @@ use gybe_plugin::families::is_usable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::{fmt, fs};
+use std::time::Duration;
+use std::{fmt, fs, thread};
+
+/// How long a connection may wait for a busy proxy to accept it.
+const ACCEPT_TIME: Duration = Duration::from_millis(50);
 
 /// The ports on which ztunnel listens in an ambient pod.
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT.get(), INBOUND_PORT.get(), TUNNEL_PORT.get()];
@@ -30,6 +34,8 @@ pub enum ProxyFault {
     ResolverSilent,
     /// A process listens on the port, and not at the address at which redirected connections arrive.
     Elsewhere { listens: SocketAddr, arrive: SocketAddr },
+    /// Connections to the port wait for the process that listens on it.
+    DoesNotAccept { port: u16, waiting: u32 },
     /// The process that listens on these ports has an owner whose connections the rules redirect.
     ConnectsToItself { ports: Vec<u16>, owner: Owner },
     /// ztunnel does not listen on these ports of an ambient pod.
@@ -50,6 +56,9 @@ impl fmt::Display for ProxyFault {
             }
             Self::Elsewhere { listens, arrive } => {
                 write!(f, "the proxy listens at {listens}, and redirected connections arrive at {arrive}")
+            }
+            Self::DoesNotAccept { port, waiting } => {
+                write!(f, "the proxy listens on {port} and does not accept: connections that wait: {waiting}")
             }
             Self::ConnectsToItself { ports, owner: Owner { uid, gid } } => {
                 write!(f, "the process that listens on {} has uid {uid} and gid {gid}: ", list(ports))?;
@@ -84,6 +93,10 @@ impl ProxyFault {
             }
             Self::Elsewhere { .. } => {
                 "let the proxy listen at every address: 0.0.0.0, and :: in a pod with IPv6"
+            }
+            Self::DoesNotAccept { .. } => {
+                "if the number stays or grows, the proxy is stopped, frozen or hangs: look at its processes (STAT in ps) and \
+                 the log of the pod's container istio-proxy"
             }
             Self::ConnectsToItself { .. } => {
                 "set runAsUser and runAsGroup of the pod's container istio-proxy to the ids that its proxy runs as, and \
@@ -159,6 +172,15 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
             Some(listener) => drop(found.insert(arrive.port(), listener)),
             None => drop(silent.insert(arrive.port())),
         }
+    }
+    let mut waiting: Vec<u16> =
+        found.keys().copied().filter(|port| listeners.waiting_on(*port) > 0).collect();
+    if !waiting.is_empty() {
+        thread::sleep(ACCEPT_TIME);
+        let later = Listeners::read();
+        waiting.retain(|port| later.waiting_on(*port) > 0);
+        let fault = |port| ProxyFault::DoesNotAccept { port, waiting: later.waiting_on(port) };
+        faults.extend(waiting.into_iter().map(fault));
     }
     let is_owned_here = is_in_owning_user_namespace().unwrap_or(false);
     let mut by_owner: BTreeMap<(u32, u32), Vec<u16>> = BTreeMap::new();

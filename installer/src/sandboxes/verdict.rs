@@ -5,7 +5,7 @@ use crate::pod::cgroups::Cgroups;
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::inspect::verdict::{
-    Desired, NamespaceVerdict, RedirectionState, VerdictContext, judge_namespace,
+    Desired, NamespaceVerdict, ROUTES_CHANGED, RedirectionState, VerdictContext, judge_namespace,
 };
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
@@ -28,6 +28,10 @@ pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Nam
 
 /// Why a namespace without IPv6 has rules for it.
 const IPV6_OFF: &str = "IPv6 is off (net.ipv6.conf.all.disable_ipv6), and was on when the rules were written";
+/// Why a namespace with IPv6 has the rules of one without.
+const IPV6_LATER: &str = "the rules are for IPv4 alone, as for a pod without a usable IPv6 address: it got one after they were written";
+/// Instead of each rule, address and route that differs then: none of them was changed.
+const IPV6_MISSING: &str = "the rules and routes for IPv6 are missing";
 
 fn is_ipv6_off() -> bool {
     let switch = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
@@ -52,16 +56,23 @@ pub(crate) fn judge(
         }
         judged => judged?,
     };
-    if let Desired::Policy(policy) = desired
-        && policy.families == Families::V4Only
-        && !verdict.differences.is_empty()
-        && is_ipv6_off()
-    {
-        let policy = RedirectPolicy { families: Families::V4AndV6, ..policy.clone() };
-        let with_ipv6 = judge_namespace(Desired::Policy(&policy), context)?;
+    let Desired::Policy(policy) = desired else { return Ok(verdict) };
+    let families = match policy.families {
+        Families::V4Only if is_ipv6_off() => Families::V4AndV6,
+        Families::V4AndV6 => Families::V4Only,
+        Families::V4Only => return Ok(verdict),
+    };
+    if !verdict.differences.is_empty() {
+        let policy = RedirectPolicy { families, ..policy.clone() };
+        let other = judge_namespace(Desired::Policy(&policy), context)?.differences;
         // A rule that was changed otherwise differs from those of both policies.
-        if !with_ipv6.differences.iter().any(|difference| verdict.differences.contains(difference)) {
+        if families == Families::V4AndV6 && !other.iter().any(|one| verdict.differences.contains(one)) {
             verdict.reasons.insert(0, IPV6_OFF.to_owned());
+        }
+        if families == Families::V4Only && other.is_empty() {
+            verdict.reasons.retain(|reason| reason != ROUTES_CHANGED);
+            verdict.reasons.insert(0, IPV6_LATER.to_owned());
+            verdict.differences = vec![IPV6_MISSING.to_owned()];
         }
     }
     Ok(verdict)

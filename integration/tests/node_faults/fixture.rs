@@ -13,7 +13,7 @@ use gybe_test_support::{
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -39,6 +39,7 @@ pub(crate) struct HealthyNode {
     pub(crate) node: Node,
     pub(crate) pod: Pod,
     pub(crate) proxy: Vec<TcpListener>,
+    pub(crate) clients: Vec<TcpStream>,
     /// The agent, and the cluster that it queries.
     pub(crate) agent: Option<Agent>,
     pub(crate) cluster: Option<(ApiServer, ServiceAccount)>,
@@ -85,7 +86,8 @@ impl HealthyNode {
         node.cached("shop", &pod, "eth0");
         node.start(&pod);
         annotate(&node, &pod, &json!({ "sidecar.istio.io/status": "{}" }));
-        let mut healthy = Self { node, pod, proxy: Vec::new(), agent: None, cluster: None };
+        let mut healthy =
+            Self { node, pod, proxy: Vec::new(), clients: Vec::new(), agent: None, cluster: None };
         healthy.listen("0.0.0.0");
         healthy.apply();
         match agent {
@@ -101,7 +103,7 @@ impl HealthyNode {
     }
 
     /// Writes the rules of the pod in the manifest.
-    fn apply(&self) {
+    pub(crate) fn apply(&self) {
         let manifest = self.path("pods/shop/cart-1.json");
         let netns = self.pod.netns.path();
         let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);

@@ -176,6 +176,12 @@ pub(crate) const HIDDEN: &[Hidden] = &[
         )],
     },
     Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden {
+        fault: "the pod got an IPv6 address after its rules were written",
+        behind: WITHOUT_POLICY,
+        instead: &[],
+    },
+    Hidden { fault: "the proxy listens and does not accept", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
     Hidden {
         fault: "DNS is captured, and the resolver does not listen for datagrams",

@@ -7,7 +7,7 @@ use gybe_test_support::wait_until;
 use nix::mount::MsFlags;
 use serde_json::json;
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 
 /// The alert for a node on which a pod that starts now is not redirected.
@@ -400,6 +400,23 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: Some(("not-redirected", "in chain nat-prerouting is missing")),
     },
     Fault {
+        name: "the pod got an IPv6 address after its rules were written",
+        agent: None,
+        parts: &[Part::Rules],
+        plant: |node| {
+            node.in_pod("ip address del fd00:10::10/64 dev eth0");
+            node.apply();
+            node.in_pod("ip address add fd00:10::10/64 dev eth0 nodad");
+        },
+        doctor: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "shop/cart-1: NOT REDIRECTED: the rules are for IPv4 alone",
+            "where rules differ, delete the pod",
+        )],
+        verify: Some(("not-redirected", "\"differences\":[\"the rules and routes for IPv6 are missing\"]")),
+    },
+    Fault {
         name: "the proxy does not listen",
         agent: None,
         parts: &[Part::Proxy],
@@ -422,6 +439,21 @@ pub(crate) const FAULTS: &[Fault] = &[
             "istio-proxy",
         )],
         verify: Some(("redirected", "of both UDP and TCP")),
+    },
+    Fault {
+        name: "the proxy listens and does not accept",
+        agent: None,
+        parts: &[Part::Proxy],
+        plant: |node| {
+            let connect = || TcpStream::connect("127.0.0.1:15006").unwrap();
+            node.clients.push(node.pod.netns.run(connect).unwrap());
+        },
+        doctor: &[note(
+            "pods",
+            "pod shop/cart-1: the proxy listens on 15006 and does not accept: connections that wait: 1",
+            "stopped, frozen or hangs",
+        )],
+        verify: Some(("", "connections that wait: 1")),
     },
     Fault {
         name: "the proxy listens on 127.0.0.1 only",

@@ -45,6 +45,8 @@ pub(in crate::pod) struct Listener {
     pub(in crate::pod) address: SocketAddr,
     pub(in crate::pod) uid: u32,
     inode: u64,
+    /// Connections that its process has not accepted yet.
+    waiting: u32,
 }
 
 /// The listening sockets of the calling thread's network namespace.
@@ -67,6 +69,12 @@ impl Listeners {
             read => read?,
         };
         Ok(Self([v4?, v6].concat()))
+    }
+
+    /// Returns how many connections to the port no process has accepted yet. Envoy has a socket for each of its threads.
+    pub(in crate::pod) fn waiting_on(&self, port: u16) -> u32 {
+        let on_port = self.0.iter().filter(|listener| listener.address.port() == port);
+        on_port.fold(0, |sum, listener| sum.saturating_add(listener.waiting))
     }
 
     /// Returns the socket that receives connections to `address`; for an unspecified address, any socket on its port.
@@ -122,12 +130,15 @@ fn listeners(table: impl BufRead) -> io::Result<Vec<Listener>> {
 }
 
 fn listener(line: &str) -> Option<Listener> {
-    // `nth` skips: `sl`; `rem_address`; the queues, timers and `retrnsmt`; `timeout`.
+    // `nth` skips: `sl`; `rem_address`; the timers and `retrnsmt`; `timeout`.
     let mut words = line.split_whitespace();
     let address = address(words.nth(1)?)?;
     words.nth(1).filter(|state| *state == LISTENING)?;
-    let uid = words.nth(3)?.parse().ok()?;
-    Some(Listener { address, uid, inode: words.nth(1)?.parse().ok()? })
+    // The second queue is that of accept(2) (`get_tcp4_sock`, net/ipv4/tcp_ipv4.c, v6.18).
+    let (_, waiting) = words.next()?.split_once(':')?;
+    let waiting = u32::from_str_radix(waiting, 16).ok()?;
+    let uid = words.nth(2)?.parse().ok()?;
+    Some(Listener { address, uid, inode: words.nth(1)?.parse().ok()?, waiting })
 }
 
 /// Parses `0100007F:3A9A`: the IP as 32-bit words in the machine's byte order, then the port.
@@ -153,11 +164,14 @@ mod tests {
     #[test]
     fn the_kernels_tables_are_read() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
-             \x20  0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     7        0 15 1 0 100 0\n\
+             \x20  0: 00000000:0016 00000000:0000 0A 00000000:0000000B 00:00000000 00000000     7        0 15 1 0 100 0\n\
              \x20  1: 00000000:0017 00000000:0000 01 00000000:00000000 00:00000000 00000000     7        0 16 1 0 100 0\n\
              \x20  2: nonsense\n";
         let address = "0.0.0.0:22".parse().unwrap();
-        assert_eq!(listeners(table.as_bytes()).unwrap(), [Listener { address, uid: 7, inode: 15 }]);
+        assert_eq!(
+            listeners(table.as_bytes()).unwrap(),
+            [Listener { address, uid: 7, inode: 15, waiting: 11 }]
+        );
     }
 
     #[test]
