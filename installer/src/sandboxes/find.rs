@@ -159,6 +159,12 @@ impl Listing {
                 self.by_namespace.insert(process.identity, sandbox);
             }
         }
+        for sandbox in self.by_namespace.values_mut().filter(|sandbox| is_of_earlier_process(sandbox, proc)) {
+            let uid = sandbox.processes.first().map(|process| process.uid.clone());
+            let network = sandbox.network.clone();
+            let processes = std::mem::take(&mut sandbox.processes);
+            *sandbox = Sandbox { uid, network, processes, ..Sandbox::in_namespace(PathBuf::new()) };
+        }
     }
 
     /// Reports whether this pod's sandbox is known. If it is, another namespace of its processes is one that the pod
@@ -168,6 +174,15 @@ impl Listing {
         let mut sandboxes = self.by_namespace.values().chain(&self.without_identity);
         sandboxes.any(|sandbox| sandbox.pod.as_ref().is_some_and(has_uid))
     }
+}
+
+/// Reports whether a file that is left in the cache leads to another pod: it has the namespace's path by a process, and
+/// the kernel uses the numbers of ended processes again.
+fn is_of_earlier_process(sandbox: &Sandbox, proc: &Path) -> bool {
+    let is_by_process = matches!(&sandbox.network, Network::Own(path) if path.starts_with(proc));
+    let uid = sandbox.pod.as_ref().and_then(|pod| pod.uid.as_deref());
+    let is_other = |uid| !sandbox.processes.is_empty() && sandbox.processes.iter().all(|it| it.uid != uid);
+    is_by_process && uid.is_some_and(is_other)
 }
 
 /// `/var/run` is a link to `/run`, and an absolute link leads out of `root`.

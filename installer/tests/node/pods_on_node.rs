@@ -127,6 +127,19 @@ fn without_cache_and_named_namespaces_sandboxes_are_found_by_their_processes() {
     assert_eq!((shown, found.unreadable), (vec!["shop/cart-0: proc/7/ns/net".to_owned()], Vec::new()));
 }
 
+#[test]
+fn a_cached_result_with_the_number_of_an_ended_process_does_not_name_another_pod() {
+    let host = Host::new("number");
+    host.write("of-the-pod", "");
+    host.cache_result("net-gone-eth0", ("gone-0", GONE), "/proc/7/ns/net");
+    host.add_process(7, &pod_cgroup(CART), "of-the-pod");
+    fs::create_dir_all(host.0.join(format!("var/log/pods/shop_cart-0_{CART}"))).unwrap();
+    let found = host.find().sandboxes;
+    let shown: Vec<String> = found.iter().map(|sandbox| host.display(sandbox)).collect();
+    assert_eq!(shown, ["shop/cart-0: proc/7/ns/net"]);
+    assert_eq!(found[0].container, None, "that of the pod that is gone");
+}
+
 /// The agent's pod mounts the cache and may lack the host's `/run/netns`.
 #[test]
 fn cached_results_without_any_visible_namespace_are_reported_as_unreadable() {
