@@ -41,7 +41,7 @@ pub struct Validation {
 pub enum ValidationResult {
     /// A test connection arrived at this address.
     Redirected(SocketAddr),
-    /// None arrived within the timeout.
+    /// None arrived within the timeout. It shows nothing where another process listens on a port of the proxy.
     NotRedirected(Evidence),
 }
 
@@ -187,7 +187,8 @@ impl ValidationResult {
                 let lines = evidence.lines(validation);
                 let lines: String = lines.iter().map(|line| format!("  {line}\n")).collect();
                 let (summary, hint) = (evidence.summary(validation), evidence.hint(validation));
-                format!("not redirected: {summary}\n{lines}hint: {hint}\n")
+                let state = if evidence.taken.is_empty() { "not redirected" } else { "not determined" };
+                format!("{state}: {summary}\n{lines}hint: {hint}\n")
             }
         }
     }
@@ -198,7 +199,7 @@ impl ValidationResult {
                 json!({ "redirected": true, "target": validation.target, "arrived_at": at })
             }
             Self::NotRedirected(evidence) => json!({
-                "redirected": false,
+                "redirected": evidence.taken.is_empty().then_some(false),
                 "target": validation.target,
                 "evidence": evidence.lines(validation),
                 "hint": evidence.hint(validation),

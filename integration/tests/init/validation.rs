@@ -86,6 +86,7 @@ fn a_process_that_listens_on_the_test_or_proxy_ports_is_named() {
     pod.succeed(&format!("istio-iptables {INJECTED}"));
     let run = pod.gybe("validate --probe-timeout 100ms");
     assert_eq!(run.code, Some(126));
+    assert!(run.out.starts_with("not determined: no connection"), "{}", run.out);
     assert!(run.out.contains("cannot listen on 127.0.0.1:15006: process "), "{}", run.out);
     assert!(run.out.contains("of uid 1337 at 0.0.0.0:15006"), "{}", run.out);
     assert!(run.out.contains("hint: run the validation before the proxy starts"), "{}", run.out);
@@ -100,6 +101,8 @@ fn a_process_that_listens_on_the_test_or_proxy_ports_is_named() {
         "{}",
         run.out
     );
+    let found: serde_json::Value = serde_json::from_str(&pod.gybe("--json validate").out).unwrap();
+    assert_eq!(found["redirected"], serde_json::Value::Null);
 }
 
 #[test]
