@@ -51,6 +51,20 @@ impl Subject<'_> {
         let host_network = self.manifest.and_then(|pod| pod.pointer("/spec/hostNetwork"));
         host_network == Some(&Value::Bool(true))
     }
+
+    /// Returns the proxy's container in the manifest.
+    fn proxy(&self) -> Option<&Value> {
+        let lists = ["/spec/containers", "/spec/initContainers"];
+        let lists = lists.into_iter().filter_map(|list| self.manifest?.pointer(list)?.as_array());
+        lists.flatten().find(|container| container.get("name").is_some_and(|name| name == PROXY))
+    }
+
+    /// Reports whether the manifest takes the proxy's variable from another object.
+    fn has_value_from(&self, variable: &str) -> bool {
+        let all = self.proxy().and_then(|proxy| proxy.get("env")?.as_array()).into_iter().flatten();
+        let mut of_name = all.filter(|one| one.get("name").is_some_and(|name| name == variable));
+        of_name.next_back().is_some_and(|one| one.get("valueFrom").is_some())
+    }
 }
 
 /// Where the addresses of an explanation are from.
@@ -122,6 +136,7 @@ impl Explanation {
         warnings.extend(port_warnings(subject));
         warnings.extend(owner_warnings(subject, &decision));
         warnings.extend(tproxy_warnings(subject, &decision));
+        warnings.extend(env_from_warning(subject));
         Self {
             origin: subject.origin.to_owned(),
             gates: gates.collect(),
@@ -373,6 +388,9 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
         _ if is_chosen(input, subject) => "--families".to_owned(),
         Source::Default => "default".to_owned(),
         Source::Annotation { name, value } => format!("annotation {name}: {}", quoted(value)),
+        Source::Variable { name, .. } if subject.has_value_from(name) => {
+            format!("variable {name} of {PROXY} with valueFrom, which counts as empty")
+        }
         Source::Variable { name, value } => format!("variable {name} of {PROXY}: {}", quoted(value)),
         Source::SecurityContext { field, value: 0 } => {
             format!("default; securityContext.{field} of {PROXY} is 0, which counts as absent")
@@ -435,13 +453,13 @@ fn tproxy_warnings(subject: &Subject<'_>, decision: &Decision) -> Vec<String> {
     let Decision::Redirect(RedirectPolicy { mode: Mode::Tproxy { .. }, .. }) = decision else {
         return Vec::new();
     };
-    let Some(manifest) = subject.manifest else {
+    if subject.manifest.is_none() {
         return vec![
             "whether istio-proxy has NET_ADMIN, which TPROXY needs, is not known: name a manifest".to_owned(),
         ];
-    };
+    }
     let mut warnings = Vec::new();
-    if !has_net_admin(manifest) {
+    if !has_net_admin(subject.proxy()) {
         warnings.push(
             "the mode is TPROXY, and istio-proxy has no capability NET_ADMIN: it cannot accept redirected connections"
                 .to_owned(),
@@ -456,13 +474,16 @@ fn tproxy_warnings(subject: &Subject<'_>, decision: &Decision) -> Vec<String> {
     warnings
 }
 
-fn has_net_admin(pod: &Value) -> bool {
-    let lists = ["/spec/containers", "/spec/initContainers"].into_iter().filter_map(|list| pod.pointer(list));
-    let mut containers = lists.filter_map(Value::as_array).flatten();
-    let proxy = containers.find(|container| container.get("name").is_some_and(|name| name == PROXY));
+fn has_net_admin(proxy: Option<&Value>) -> bool {
     let context = proxy.and_then(|proxy| proxy.get("securityContext"));
     let is_privileged = context.and_then(|context| context.get("privileged")) == Some(&Value::Bool(true));
     let added = context.and_then(|context| context.pointer("/capabilities/add")).and_then(Value::as_array);
     let has = |name: &Value| ["NET_ADMIN", "CAP_NET_ADMIN", "ALL"].iter().any(|known| name == known);
     is_privileged || added.is_some_and(|added| added.iter().any(has))
+}
+
+/// Variables whose names are in another object.
+fn env_from_warning(subject: &Subject<'_>) -> Option<String> {
+    let is_used = subject.proxy()?.get("envFrom")?.as_array().is_some_and(|sources| !sources.is_empty());
+    is_used.then(|| format!("{PROXY} has envFrom: Gybe reads the variables of env alone"))
 }

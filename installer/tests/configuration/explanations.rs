@@ -367,6 +367,24 @@ fn a_pod_with_its_nodes_network_is_left_alone() {
 }
 
 #[test]
+fn a_variable_of_another_object_is_shown_as_one_and_unread_ones_are_a_warning() {
+    let from = json!({ "configMapKeyRef": { "name": "mesh", "key": "dual-stack" } });
+    let pod = one(&json!({
+        "kind": "Pod",
+        "metadata": { "name": "a", "namespace": "shop", "annotations": { "sidecar.istio.io/status": "{}" } },
+        "spec": { "containers": [{ "name": "app" }, {
+            "name": "istio-proxy",
+            "env": [{ "name": "ISTIO_META_DNS_CAPTURE", "valueFrom": from }],
+            "envFrom": [{ "configMapRef": { "name": "mesh" } }],
+        }] },
+    }));
+    let explained = explained(&pod, &json!({}));
+    let source = "variable ISTIO_META_DNS_CAPTURE of istio-proxy with valueFrom, which counts as empty";
+    assert!(explained.text().contains(source), "{}", explained.text());
+    assert_eq!(explained.warnings(), ["istio-proxy has envFrom: Gybe reads the variables of env alone"]);
+}
+
+#[test]
 fn a_manifest_cannot_write_control_characters_to_the_terminal() {
     let annotations = json!({ "sidecar.istio.io/inject": "\u{1b}[2J", "traffic.sidecar.istio.io/excludeInterfaces": "eth0\n" });
     let pod = sidecar(&annotations, &json!({ "DISABLE_ENVOY": "\u{1b}]0;x\u{7}" }), &json!({}));
