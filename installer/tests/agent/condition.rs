@@ -114,7 +114,7 @@ fn the_condition_stays_when_the_setting_is_switched_off_and_in_mode_leave() {
     off.node.set_configmap(&[]);
     leaving.node.set_configmap(&[("node_condition", "true"), ("mode", "leave")]);
     wait_until("the uninstall", || other.metric("gybe_left") == 1.0);
-    agent.wait_for_message("the settings changed");
+    assert_eq!(agent.wait_for_message("the settings changed")["keys"], json!(["node_condition"]));
     let turns = agent.metric("gybe_passes_total");
     wait_until("another turn", || agent.metric("gybe_passes_total") > turns);
     assert!(agent.terminate().success());

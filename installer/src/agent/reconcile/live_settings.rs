@@ -8,7 +8,7 @@ use crate::error::chain;
 use crate::host::settings::{Environment, Settings, SettingsError, SettingsSources, SourceError};
 use crate::log::Level;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The settings in use, and the values they were read from.
 #[derive(Debug)]
@@ -88,7 +88,8 @@ impl LiveSettings {
                     log.event(Level::Warn, "gybe node: note on the settings", json!({ "note": note }));
                 }
                 if settings.options != self.current.options {
-                    log.event(Level::Info, "gybe node: the settings changed", json!({}));
+                    let fields = json!({ "keys": self.changed_keys(&sources) });
+                    log.event(Level::Info, "gybe node: the settings changed", fields);
                 }
                 // A process keeps its environment, so `environment` is the same.
                 self.current = settings;
@@ -97,6 +98,14 @@ impl LiveSettings {
             Err(why) => self.reject(why.to_string(), log),
         }
         self.read_from = Some(sources);
+    }
+
+    /// Returns the keys of the ConfigMap whose values differ from those in use; all if none was read.
+    fn changed_keys<'s>(&'s self, sources: &'s SettingsSources) -> BTreeSet<&'s String> {
+        let before = self.read_from.as_ref().map(|before| &before.files);
+        let value_before = |key| before.and_then(|before| before.get(key));
+        let keys = sources.files.keys().chain(before.into_iter().flat_map(BTreeMap::keys));
+        keys.filter(|key| value_before(*key) != sources.files.get(*key)).collect()
     }
 
     /// Sets the selectors by which the agent decides which pods are ambient; none before a valid ConfigMap.
