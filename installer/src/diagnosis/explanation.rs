@@ -137,6 +137,7 @@ impl Explanation {
         warnings.extend(owner_warnings(subject, &decision));
         warnings.extend(tproxy_warnings(subject, &decision));
         warnings.extend(env_from_warning(subject));
+        warnings.extend(interface_warning(&decision));
         Self {
             origin: subject.origin.to_owned(),
             gates: gates.collect(),
@@ -486,4 +487,15 @@ fn has_net_admin(proxy: Option<&Value>) -> bool {
 fn env_from_warning(subject: &Subject<'_>) -> Option<String> {
     let is_used = subject.proxy()?.get("envFrom")?.as_array().is_some_and(|sources| !sources.is_empty());
     is_used.then(|| format!("{PROXY} has envFrom: Gybe reads the variables of env alone"))
+}
+
+/// The runtimes give this name to the interface of the pod's network, usually its only one.
+const ETH0: &str = "eth0";
+
+fn interface_warning(decision: &Decision) -> Option<String> {
+    let Decision::Redirect(policy) = decision else { return None };
+    let is_excluded = policy.excluded_interfaces.iter().any(|name| name.as_str() == ETH0);
+    is_excluded.then(|| {
+        format!("excludeInterfaces names {ETH0}: the connections through it, usually all of the pod's, are not redirected")
+    })
 }

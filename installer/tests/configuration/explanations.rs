@@ -229,6 +229,11 @@ fn misspelt_annotations_and_a_proxy_that_cannot_serve_tproxy_are_warnings() {
             json!({}),
             &["did you mean traffic.sidecar.istio.io/excludeOutboundPorts?"],
         ),
+        (
+            json!({ "traffic.sidecar.istio.io/excludeInterfaces": "net1,eth0" }),
+            json!({}),
+            &["excludeInterfaces names eth0"],
+        ),
     ] {
         let explanation = explained(&sidecar(&annotations, &json!({}), &context), &json!({}));
         let warnings = explanation.warnings();
