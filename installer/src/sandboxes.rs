@@ -318,6 +318,16 @@ pub(crate) fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSan
         let names = known.changed.join(", ");
         verdict.notes.push(format!("changed since its ADD, and in effect for a new pod only: {names}"));
     }
+    if let DesiredRules::Policy(known) = &desired
+        && verdict.state == RedirectionState::Redirected
+    {
+        let directions =
+            [("inbound", known.policy.captures_inbound()), ("outbound", known.policy.captures_outbound())];
+        let left = directions.into_iter().filter(|(_, is_captured)| !is_captured);
+        verdict.notes.extend(left.map(|(direction, _)| {
+            format!("its policy captures no {direction} connection: gybe explain names the annotation")
+        }));
+    }
     let unknown_because = match &desired {
         DesiredRules::NotKnown { why, .. } => Some(why.clone()),
         DesiredRules::Policy(_) | DesiredRules::Ambient(_) | DesiredRules::LeftAlone { .. } => None,

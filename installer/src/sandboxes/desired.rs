@@ -233,8 +233,11 @@ impl DesiredRules {
         match self {
             Self::Policy(known) => verdict::Desired::Policy(&known.policy),
             Self::Ambient(enrolment) => verdict::Desired::Ambient(&enrolment.policy),
+            // Gybe's image may be that of the init container, whose arguments are the policy.
+            Self::LeftAlone { reason: LeaveAloneReason::IstioInit, .. } | Self::NotKnown { .. } => {
+                verdict::Desired::NotKnown
+            }
             Self::LeftAlone { .. } => verdict::Desired::LeftAlone,
-            Self::NotKnown { .. } => verdict::Desired::NotKnown,
         }
     }
 }
@@ -249,6 +252,13 @@ pub(super) fn adapt_verdict(desired: &DesiredRules, found: NamespaceVerdict) -> 
             RedirectionState::NotRedirected,
             "its init container istio-init has written no rules",
         ),
+        (
+            DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, .. },
+            RedirectionState::Redirected,
+        ) => {
+            let note = "judged by the rules alone: its init container istio-init wrote them".to_owned();
+            NamespaceVerdict { notes: [found.notes, vec![note]].concat(), ..found }
+        }
         (DesiredRules::LeftAlone { reason, .. }, RedirectionState::NotMeshed | RedirectionState::Unknown) => {
             let notes = [found.reasons, found.notes].concat();
             NamespaceVerdict {
@@ -299,6 +309,17 @@ mod tests {
         assert_eq!((facts, changed), (of(&now), Vec::new()));
         let damaged = json!({ "a": 5 });
         assert!(of_add(of(&now), RuntimeAnnotations::Present(damaged.as_object().unwrap())).is_err());
+    }
+
+    #[test]
+    fn rules_that_the_init_container_istio_init_wrote_are_judged_alone() {
+        let desired = DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, not_ambient: None };
+        assert!(matches!(desired.for_verdict(), verdict::Desired::NotKnown));
+        let found = |state| NamespaceVerdict { reasons: Vec::new(), ..NamespaceVerdict::because(state, "") };
+        let judged = adapt_verdict(&desired, found(RedirectionState::Redirected));
+        assert!(judged.holds() && judged.notes[0].contains("istio-init wrote them"), "{judged:?}");
+        let without = adapt_verdict(&desired, found(RedirectionState::NotMeshed));
+        assert_eq!(without.state, RedirectionState::NotRedirected);
     }
 
     #[test]
