@@ -71,13 +71,21 @@ impl ManifestPods {
         if let Some(facts) = named.find(|facts| matches(facts, pod)).or(first) {
             return FactsResponse::Pod(Box::new(facts.clone()));
         }
+        let relative = |path: &Path| path.strip_prefix(&self.directory).unwrap_or(path).to_owned();
+        let own_path = Path::new(pod.namespace.as_str()).join(pod.name.as_str());
+        let is_own = |(path, file): &(&PathBuf, &ManifestFile)| {
+            file.pods.is_ok() && relative(path).with_extension("") == own_path
+        };
+        if let Some((path, _)) = files.iter().find(is_own) {
+            let why = format!("it has no object Pod {pod}; without a namespace a Pod is in default");
+            return FactsResponse::BrokenManifest(format!("{}: {why}", relative(path).display()));
+        }
         let broken = || files.iter().filter_map(|(path, file)| Some((path, file.pods.as_ref().err()?)));
         // Any broken file may contain the pod; most likely the file with its name does.
         let has_pod_name = |path: &Path| path.file_stem().is_some_and(|stem| stem == pod.name.as_str());
         let reported = broken().find(|(path, _)| has_pod_name(path)).or_else(|| broken().next());
         reported.map_or(FactsResponse::Unknown, |(path, why)| {
-            let path = path.strip_prefix(&self.directory).unwrap_or(path);
-            FactsResponse::BrokenManifest(format!("{}: {why}", path.display()))
+            FactsResponse::BrokenManifest(format!("{}: {why}", relative(path).display()))
         })
     }
 }

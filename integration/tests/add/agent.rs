@@ -125,8 +125,14 @@ fn a_pod_only_the_agent_knows_is_redirected_and_its_line_reaches_the_agent() {
 #[test]
 fn a_manifest_that_the_agent_cannot_use_is_error_019_with_the_file_and_in_the_agents_log() {
     let (mut agent, pod) = (Agent::start("broken-manifest"), pod());
-    for (file, text) in [("shop/cart-0.json", "{"), ("shop/all.yaml", "kind: Pod\nmetadata: 5")] {
-        fs::remove_file(agent.directory.join("shop/cart-0.json")).unwrap_or_default();
+    for (file, text) in [
+        ("shop/cart-0.json", "{"),
+        ("shop/all.yaml", "kind: Pod\nmetadata: 5"),
+        ("shop/cart-0.yaml", "kind: Pod\nmetadata: { name: cart-0 }\nspec: { containers: [] }"),
+    ] {
+        for former in ["shop/cart-0.json", "shop/all.yaml"] {
+            fs::remove_file(agent.directory.join(former)).unwrap_or_default();
+        }
         agent.directory.write(file, text);
         let refused = add(&agent, &pod, None);
         for part in ["\"code\":11", "GYBE-ADD-019", file, "correct that file"] {
@@ -137,7 +143,7 @@ fn a_manifest_that_the_agent_cannot_use_is_error_019_with_the_file_and_in_the_ag
     let logged = log.iter().filter(|line| line["msg"] == "gybe node: a manifest cannot be used");
     assert_eq!(
         logged.filter(|line| line["cause"].as_str().unwrap().contains("shop/")).count(),
-        2,
+        3,
         "{log:#?}"
     );
 }
