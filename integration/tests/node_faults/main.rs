@@ -181,6 +181,7 @@ pub(crate) const HIDDEN: &[Hidden] = &[
         behind: WITHOUT_POLICY,
         instead: &[],
     },
+    Hidden { fault: "the pod's policy captures no inbound connection", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy listens and does not accept", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
     Hidden {

@@ -417,6 +417,28 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: Some(("not-redirected", "\"differences\":[\"the rules and routes for IPv6 are missing\"]")),
     },
     Fault {
+        name: "the pod's policy captures no inbound connection",
+        agent: Some(Absent),
+        parts: &[Part::Rules, Part::Proxy, Part::Annotations],
+        plant: |node| {
+            node.node.manifest("shop", &node.pod, |pod| {
+                pod["metadata"]["annotations"]["traffic.sidecar.istio.io/includeInboundPorts"] = json!("");
+            });
+            node.annotate(&json!({ "sidecar.istio.io/status": "{}" }));
+            node.apply();
+        },
+        doctor: &[],
+        verify: Some(("redirected", "its policy captures no inbound connection: gybe explain")),
+    },
+    Fault {
+        name: "libcni's cached results were deleted",
+        agent: Some(Absent),
+        parts: &[Part::Rules, Part::Proxy, Part::Annotations],
+        plant: |node| fs::remove_dir_all(node.path("var/lib/cni/results")).unwrap(),
+        doctor: &[note("pods", "of 1 running pod libcni has no cached result", "delete these pods")],
+        verify: None,
+    },
+    Fault {
         name: "the proxy does not listen",
         agent: None,
         parts: &[Part::Proxy],

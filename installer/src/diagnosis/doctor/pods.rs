@@ -4,7 +4,7 @@ use super::observe::{Observation, PodVerdicts};
 use super::{About, DoctorFinding, Remedy, Section};
 use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::probe_exemption::{ObservedExemption, REMOVAL};
-use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
+use crate::sandboxes::{Network, Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::names::{STATUS, unknown};
 
@@ -12,7 +12,16 @@ use gybe_plugin::names::{STATUS, unknown};
 const MOST: usize = 16;
 
 pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
-    let of_pods = |pods| [unread(observation, pods), of_node(pods), proxies(pods), doubtful(pods)].concat();
+    let of_pods = |pods| {
+        [
+            unread(observation, pods),
+            of_node(pods),
+            uncached(pods).into_iter().collect(),
+            proxies(pods),
+            doubtful(pods),
+        ]
+        .concat()
+    };
     observation.pods.iter().flat_map(of_pods).chain(probe_exemption(observation)).collect()
 }
 
@@ -106,6 +115,20 @@ fn failed(one: &SandboxVerdict) -> DoctorFinding {
         _ => "run gybe verify --all, which has the reasons".to_owned(),
     };
     DoctorFinding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
+}
+
+/// Pods whose cached result was deleted, or whose ADD runs.
+fn uncached(PodVerdicts { judged, .. }: &PodVerdicts) -> Option<DoctorFinding> {
+    let is_uncached = |one: &&SandboxVerdict| {
+        let Sandbox { network, processes, ended_add, .. } = &one.sandbox;
+        matches!(network, Network::Own(_)) && !processes.is_empty() && ended_add.is_none()
+    };
+    let count = judged.iter().filter(is_uncached).count();
+    let pods = if count == 1 { "1 running pod".to_owned() } else { format!("{count} running pods") };
+    let text = format!("of {pods} libcni has no cached result, by which Gybe knows the pod and its ADD");
+    let remedy = "if this stays, files below /var/lib/cni were deleted: without them pods are not repaired, and the runtime calls DEL \
+                  without a result; delete these pods";
+    (count > 0).then(|| DoctorFinding::note(About::Pods, text, Some(remedy)))
 }
 
 /// Notes about faults of the pods' proxies.

@@ -114,7 +114,10 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
         RedirectionState::NotRedirected => {}
     }
     if !candidate.has_ended_add {
-        return decision(Action::None, "its ADD may be running: libcni has cached no result");
+        return decision(
+            Action::None,
+            "its ADD may be running: libcni has cached no result; if this stays, the result was deleted: delete the pod",
+        );
     }
     if !candidate.has_process {
         return decision(Action::None, "no process of a pod runs in it yet, or the last one has ended");
