@@ -17,6 +17,7 @@ use gybe_netfilter::model::policy::{Families, Mode, Port, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::inputs::{Input, Source, inputs};
 use gybe_plugin::decide::{Decision, decide, warnings};
+use gybe_plugin::families::is_usable;
 use gybe_plugin::gates::{self, Gate, InitContainer, LeaveAloneReason};
 use gybe_plugin::names::{DISABLE_ENVOY, INJECT, MODE, STATUS, misplaced};
 use gybe_plugin::pod::{Ambient, PROXY, PodFacts};
@@ -384,6 +385,10 @@ fn kind(input: &Input<'_>, subject: &Subject<'_>) -> &'static str {
     }
 }
 
+fn is_usable_ipv6(address: &IpAddr) -> bool {
+    address.is_ipv6() && is_usable(address)
+}
+
 fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
     let source = match &input.source {
         _ if is_chosen(input, subject) => "--families".to_owned(),
@@ -404,6 +409,12 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
         },
     };
     match input.key {
+        "enable_ipv6"
+            if matches!(input.source, Source::Variable { .. })
+                && !subject.addresses.iter().any(is_usable_ipv6) =>
+        {
+            format!("{source}; the pod has no IPv6 address")
+        }
         "inbound_ports_exclude" if input.source != Source::Default => {
             format!("{source}; the proxy's own ports are always added")
         }
