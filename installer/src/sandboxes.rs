@@ -22,11 +22,12 @@ use crate::pod::proxy::{ProxyFault, faults_of_istio_ambient, proxy_faults, ztunn
 use crate::sandboxes::probe_exemption::node_netns;
 use crate::sandboxes::verdict::verdict_of;
 pub(crate) use desired::DesiredRules;
-use desired::adapt_verdict;
+use desired::{BY_ISTIO_INIT, adapt_verdict};
 use gybe_netfilter::inspect::verdict::{NamespaceVerdict, RedirectionState};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
+use gybe_plugin::gates::LeaveAloneReason;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::net::IpAddr;
@@ -325,11 +326,14 @@ pub(crate) fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSan
             [("inbound", known.policy.captures_inbound()), ("outbound", known.policy.captures_outbound())];
         let left = directions.into_iter().filter(|(_, is_captured)| !is_captured);
         verdict.notes.extend(left.map(|(direction, _)| {
-            format!("its policy captures no {direction} connection: gybe explain names the annotation")
+            format!("its policy captures no {direction} connection: gybe explain names its source")
         }));
     }
     let unknown_because = match &desired {
         DesiredRules::NotKnown { why, .. } => Some(why.clone()),
+        DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, .. } => {
+            (verdict.state == RedirectionState::Redirected).then(|| BY_ISTIO_INIT.to_owned())
+        }
         DesiredRules::Policy(_) | DesiredRules::Ambient(_) | DesiredRules::LeftAlone { .. } => None,
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };

@@ -76,14 +76,17 @@ impl ManifestPods {
         let is_own = |(path, file): &(&PathBuf, &ManifestFile)| {
             file.pods.is_ok() && relative(path).with_extension("") == own_path
         };
-        if let Some((path, _)) = files.iter().find(is_own) {
-            let why = format!("it has no object Pod {pod}; without a namespace a Pod is in default");
-            return FactsResponse::BrokenManifest(format!("{}: {why}", relative(path).display()));
-        }
-        let broken = || files.iter().filter_map(|(path, file)| Some((path, file.pods.as_ref().err()?)));
+        let broken =
+            || files.iter().filter_map(|(path, file)| Some((path, file.pods.as_ref().err()?.clone())));
         // Any broken file may contain the pod; most likely the file with its name does.
         let has_pod_name = |path: &Path| path.file_stem().is_some_and(|stem| stem == pod.name.as_str());
-        let reported = broken().find(|(path, _)| has_pod_name(path)).or_else(|| broken().next());
+        let other = || {
+            let why =
+                format!("no Pod in it is {pod}; a Pod without metadata.namespace is in namespace default");
+            files.iter().find(is_own).map(|(path, _)| (path, why))
+        };
+        let reported =
+            broken().find(|(path, _)| has_pod_name(path)).or_else(other).or_else(|| broken().next());
         reported.map_or(FactsResponse::Unknown, |(path, why)| {
             FactsResponse::BrokenManifest(format!("{}: {why}", relative(path).display()))
         })

@@ -243,7 +243,7 @@ pub(super) fn captures_nothing_note(policy: &RedirectPolicy) -> Option<String> {
 /// Connects to 127.0.0.6:15002 (::6 in a pod whose first address is IPv6) as the proxy's user and listens on
 /// the proxy's ports, so it must run before the proxy. Only redirect rules can bring this connection to these
 /// ports. Exit code 0: the connection arrived. 126: it did not arrive within 5 s, and what happened instead is
-/// printed.
+/// printed; or that is not determined, because another process listens on the proxy's ports (JSON: redirected is null).
 ///
 /// Takes the arguments of istio-iptables and uses -p, -z, -u, --iptables-probe-port and --probe-timeout. A note
 /// names arguments that capture nothing (-i and -b empty): the test connection arrives even then.
@@ -273,7 +273,7 @@ pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     let result = validation.run().map_err(|why| CommandError::because("cannot validate", why))?;
     let exit = match result {
         ValidationResult::Redirected(_) => Exit::Yes,
-        ValidationResult::NotRedirected(_) => Exit::NotRedirected,
+        ValidationResult::NotRedirected(_) | ValidationResult::NotDetermined(_) => Exit::NotRedirected,
     };
     // Without arguments it is unknown what the rules should capture.
     let notes = args.has_policy_arguments().then(|| captures_nothing_note(&policy)).flatten();

@@ -122,7 +122,7 @@ impl Explanation {
             other => other,
         };
         let gates = Gate::ALL.into_iter().filter(|gate| gate.applies(conf));
-        let gates = gates.map(|gate| GateReport::of(gate, conf, facts, init));
+        let gates = gates.map(|gate| GateReport::of(gate, conf, subject, init));
         let gates = gates.chain(is_host_network.then(GateReport::of_host_network));
         let inputs = match &decision {
             Decision::Redirect(policy) => input_reports(subject, conf, policy),
@@ -281,7 +281,8 @@ impl GateReport {
         Self { name: "host network", observed: "hostNetwork is true".to_owned(), closed }
     }
 
-    fn of(gate: Gate, conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Self {
+    fn of(gate: Gate, conf: &PluginConf, subject: &Subject<'_>, init: InitContainer) -> Self {
+        let pod = subject.facts;
         let (name, observed) = match gate {
             Gate::Namespace if pod.namespace.is_empty() => {
                 ("exclude_namespaces", "the manifest names no namespace".to_owned())
@@ -289,7 +290,7 @@ impl GateReport {
             Gate::Namespace => ("exclude_namespaces", format!("the pod's namespace is {}", pod.namespace)),
             Gate::IstioInit => ("init container istio-init", istio_init(pod, init)),
             Gate::Proxy => ("container istio-proxy", proxy(pod)),
-            Gate::Envoy => ("variable DISABLE_ENVOY", variable(pod, DISABLE_ENVOY)),
+            Gate::Envoy => ("variable DISABLE_ENVOY", variable(subject, DISABLE_ENVOY)),
             Gate::ProxyType => ("arguments of istio-proxy", arguments(pod)),
             Gate::Inject => (INJECT, inject(pod)),
             Gate::StrictInject => ("gates: strict, inject", inject(pod)),
@@ -326,9 +327,9 @@ fn proxy(pod: &PodFacts) -> String {
     }
 }
 
-fn variable(pod: &PodFacts, name: &str) -> String {
-    let value = pod.proxy().and_then(|proxy| proxy.env.get(name));
-    value.map_or("not set".to_owned(), |value| quoted(value))
+fn variable(subject: &Subject<'_>, name: &str) -> String {
+    let value = subject.facts.proxy().and_then(|proxy| proxy.env.get(name));
+    value.map_or("not set".to_owned(), |value| variable_value(subject, name, value))
 }
 
 fn arguments(pod: &PodFacts) -> String {
@@ -385,6 +386,15 @@ fn kind(input: &Input<'_>, subject: &Subject<'_>) -> &'static str {
     }
 }
 
+/// Returns the value of a variable of the proxy in words. One of another object counts as empty.
+fn variable_value(subject: &Subject<'_>, name: &str, value: &str) -> String {
+    match subject.manifest {
+        Some(_) if subject.has_value_from(name) => "valueFrom, which counts as empty".to_owned(),
+        None if value.is_empty() => "empty, or valueFrom, which counts as empty".to_owned(),
+        _ => quoted(value),
+    }
+}
+
 fn is_usable_ipv6(address: &IpAddr) -> bool {
     address.is_ipv6() && is_usable(address)
 }
@@ -394,10 +404,9 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
         _ if is_chosen(input, subject) => "--families".to_owned(),
         Source::Default => "default".to_owned(),
         Source::Annotation { name, value } => format!("annotation {name}: {}", quoted(value)),
-        Source::Variable { name, .. } if subject.has_value_from(name) => {
-            format!("variable {name} of {PROXY} with valueFrom, which counts as empty")
+        Source::Variable { name, value } => {
+            format!("variable {name} of {PROXY}: {}", variable_value(subject, name, value))
         }
-        Source::Variable { name, value } => format!("variable {name} of {PROXY}: {}", quoted(value)),
         Source::SecurityContext { field, value: 0 } => {
             format!("default; securityContext.{field} of {PROXY} is 0, which counts as absent")
         }
@@ -411,9 +420,10 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
     match input.key {
         "enable_ipv6"
             if matches!(input.source, Source::Variable { .. })
+                && !is_chosen(input, subject)
                 && !subject.addresses.iter().any(is_usable_ipv6) =>
         {
-            format!("{source}; the pod has no IPv6 address")
+            format!("{source}; the pod has no usable IPv6 address")
         }
         "inbound_ports_exclude" if input.source != Source::Default => {
             format!("{source}; the proxy's own ports are always added")
@@ -494,7 +504,7 @@ fn has_net_admin(proxy: Option<&Value>) -> bool {
     is_privileged || added.is_some_and(|added| added.iter().any(has))
 }
 
-/// Variables whose names are in another object.
+/// Returns a warning if the proxy has `envFrom`: the plugin does not read these variables.
 fn env_from_warning(subject: &Subject<'_>) -> Option<String> {
     let is_used = subject.proxy()?.get("envFrom")?.as_array().is_some_and(|sources| !sources.is_empty());
     is_used.then(|| format!("{PROXY} has envFrom: Gybe reads the variables of env alone"))

@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fmt, fs, thread};
 
-/// How long a connection may wait for a busy proxy to accept it.
-const ACCEPT_TIME: Duration = Duration::from_millis(50);
+/// How long connections may wait for a busy proxy: longer than the period of its processor limit (`cpu.max`), 100 ms.
+const ACCEPT_TIME: Duration = Duration::from_millis(150);
 
 /// The ports on which ztunnel listens in an ambient pod.
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT.get(), INBOUND_PORT.get(), TUNNEL_PORT.get()];
@@ -34,7 +34,7 @@ pub enum ProxyFault {
     ResolverSilent,
     /// A process listens on the port, and not at the address at which redirected connections arrive.
     Elsewhere { listens: SocketAddr, arrive: SocketAddr },
-    /// Connections to the port wait for the process that listens on it.
+    /// Connections to the port wait, not fewer than [`ACCEPT_TIME`] ago.
     DoesNotAccept { port: u16, waiting: u32 },
     /// The process that listens on these ports has an owner whose connections the rules redirect.
     ConnectsToItself { ports: Vec<u16>, owner: Owner },
@@ -58,7 +58,12 @@ impl fmt::Display for ProxyFault {
                 write!(f, "the proxy listens at {listens}, and redirected connections arrive at {arrive}")
             }
             Self::DoesNotAccept { port, waiting } => {
-                write!(f, "the proxy listens on {port} and does not accept: connections that wait: {waiting}")
+                let (s, es) = if *waiting == 1 { ("", "s") } else { ("s", "") };
+                let time = ACCEPT_TIME.as_millis();
+                write!(
+                    f,
+                    "{waiting} connection{s} to port {port} wait{es}: the proxy has accepted none for {time} ms"
+                )
             }
             Self::ConnectsToItself { ports, owner: Owner { uid, gid } } => {
                 write!(f, "the process that listens on {} has uid {uid} and gid {gid}: ", list(ports))?;
@@ -173,14 +178,14 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
             None => drop(silent.insert(arrive.port())),
         }
     }
-    let mut waiting: Vec<u16> =
-        found.keys().copied().filter(|port| listeners.waiting_on(*port) > 0).collect();
+    let waiting = found.keys().map(|port| (*port, listeners.waiting_on(*port)));
+    let waiting: Vec<(u16, u32)> = waiting.filter(|(_, before)| *before > 0).collect();
     if !waiting.is_empty() {
         thread::sleep(ACCEPT_TIME);
         let later = Listeners::read();
-        waiting.retain(|port| later.waiting_on(*port) > 0);
-        let fault = |port| ProxyFault::DoesNotAccept { port, waiting: later.waiting_on(port) };
-        faults.extend(waiting.into_iter().map(fault));
+        let still = waiting.into_iter().map(|(port, before)| (port, before, later.waiting_on(port)));
+        let faulty = still.filter(|(_, before, now)| now >= before);
+        faults.extend(faulty.map(|(port, _, waiting)| ProxyFault::DoesNotAccept { port, waiting }));
     }
     let is_owned_here = is_in_owning_user_namespace().unwrap_or(false);
     let mut by_owner: BTreeMap<(u32, u32), Vec<u16>> = BTreeMap::new();

@@ -41,8 +41,10 @@ pub struct Validation {
 pub enum ValidationResult {
     /// A test connection arrived at this address.
     Redirected(SocketAddr),
-    /// None arrived within the timeout. It shows nothing where another process listens on a port of the proxy.
+    /// None arrived within the timeout.
     NotRedirected(Evidence),
+    /// Another process listens on a port of the proxy, and may have accepted the connections, or there was none.
+    NotDetermined(Evidence),
 }
 
 /// What happened to the test connections instead.
@@ -122,7 +124,12 @@ impl Validation {
         evidence.taken = taken.into_iter().map(|at| (at, SocketOwner::of(at))).collect();
         evidence.target_owner = SocketOwner::of(self.target);
         evidence.target_is_elsewhere = is_elsewhere(self.target.ip());
-        Ok(ValidationResult::NotRedirected(evidence))
+        let may_be_accepted =
+            evidence.attempts.is_empty() || evidence.attempts.contains_key(&AttemptEnd::Accepted);
+        Ok(match !evidence.taken.is_empty() && may_be_accepted {
+            true => ValidationResult::NotDetermined(evidence),
+            false => ValidationResult::NotRedirected(evidence),
+        })
     }
 
     fn connect_and_listen(&self) -> Result<TestConnection, ValidationError> {
@@ -183,11 +190,14 @@ impl ValidationResult {
             Self::Redirected(at) => {
                 format!("redirected: a connection to {} arrived at {at}\n", validation.target)
             }
-            Self::NotRedirected(evidence) => {
+            Self::NotRedirected(evidence) | Self::NotDetermined(evidence) => {
                 let lines = evidence.lines(validation);
                 let lines: String = lines.iter().map(|line| format!("  {line}\n")).collect();
                 let (summary, hint) = (evidence.summary(validation), evidence.hint(validation));
-                let state = if evidence.taken.is_empty() { "not redirected" } else { "not determined" };
+                let state = match self {
+                    Self::NotDetermined(_) => "not determined",
+                    _ => "not redirected",
+                };
                 format!("{state}: {summary}\n{lines}hint: {hint}\n")
             }
         }
@@ -198,8 +208,8 @@ impl ValidationResult {
             Self::Redirected(at) => {
                 json!({ "redirected": true, "target": validation.target, "arrived_at": at })
             }
-            Self::NotRedirected(evidence) => json!({
-                "redirected": evidence.taken.is_empty().then_some(false),
+            Self::NotRedirected(evidence) | Self::NotDetermined(evidence) => json!({
+                "redirected": matches!(self, Self::NotRedirected(_)).then_some(false),
                 "target": validation.target,
                 "evidence": evidence.lines(validation),
                 "hint": evidence.hint(validation),
@@ -234,11 +244,11 @@ impl Evidence {
     fn attempt(&self, end: AttemptEnd, times: &str, validation: &Validation) -> String {
         let target = validation.target;
         match (end, &self.target_owner) {
+            (AttemptEnd::Accepted, _) if !self.taken.is_empty() => {
+                format!("accepted {times}: perhaps by a process whose port is named below")
+            }
             (AttemptEnd::Accepted, Some(owner)) => {
                 format!("accepted {times}: {target} was not redirected but reached {owner}")
-            }
-            (AttemptEnd::Accepted, None) if !self.taken.is_empty() => {
-                format!("accepted {times}: perhaps by a process whose port is named below")
             }
             (AttemptEnd::Accepted, None) => {
                 format!(

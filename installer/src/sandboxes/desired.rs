@@ -242,23 +242,24 @@ impl DesiredRules {
     }
 }
 
+/// Where [`DesiredRules::for_verdict`] has no policy: why.
+pub(super) const BY_ISTIO_INIT: &str = "its init container istio-init wrote the rules";
+
 /// Adapts the verdict on a namespace to the desired state of its pod.
 pub(super) fn adapt_verdict(desired: &DesiredRules, found: NamespaceVerdict) -> NamespaceVerdict {
+    let by_rules_alone = |found: NamespaceVerdict, why: &str| {
+        let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
+        NamespaceVerdict { notes, ..found }
+    };
     match (desired, found.state) {
-        (
-            DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, .. },
-            RedirectionState::NotMeshed,
-        ) => NamespaceVerdict::because(
-            RedirectionState::NotRedirected,
-            "its init container istio-init has written no rules",
-        ),
-        (
-            DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, .. },
-            RedirectionState::Redirected,
-        ) => {
-            let note = "judged by the rules alone: its init container istio-init wrote them".to_owned();
-            NamespaceVerdict { notes: [found.notes, vec![note]].concat(), ..found }
-        }
+        (DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, .. }, state) => match state {
+            RedirectionState::NotMeshed => NamespaceVerdict::because(
+                RedirectionState::NotRedirected,
+                "its init container istio-init has written no rules",
+            ),
+            RedirectionState::Redirected => by_rules_alone(found, BY_ISTIO_INIT),
+            _ => found,
+        },
         (DesiredRules::LeftAlone { reason, .. }, RedirectionState::NotMeshed | RedirectionState::Unknown) => {
             let notes = [found.reasons, found.notes].concat();
             NamespaceVerdict {
@@ -274,13 +275,9 @@ pub(super) fn adapt_verdict(desired: &DesiredRules, found: NamespaceVerdict) -> 
             let reasons =
                 found.reasons.iter().map(|reason| format!("{reason}, and its rules alone are judged"));
             let reasons = reasons.collect();
-            let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
-            NamespaceVerdict { reasons, notes, ..found }
+            NamespaceVerdict { reasons, ..by_rules_alone(found, why) }
         }
-        (DesiredRules::NotKnown { why, .. }, RedirectionState::Redirected) => {
-            let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
-            NamespaceVerdict { notes, ..found }
-        }
+        (DesiredRules::NotKnown { why, .. }, RedirectionState::Redirected) => by_rules_alone(found, why),
         _ => found,
     }
 }
@@ -317,9 +314,14 @@ mod tests {
         assert!(matches!(desired.for_verdict(), verdict::Desired::NotKnown));
         let found = |state| NamespaceVerdict { reasons: Vec::new(), ..NamespaceVerdict::because(state, "") };
         let judged = adapt_verdict(&desired, found(RedirectionState::Redirected));
-        assert!(judged.holds() && judged.notes[0].contains("istio-init wrote them"), "{judged:?}");
-        let without = adapt_verdict(&desired, found(RedirectionState::NotMeshed));
-        assert_eq!(without.state, RedirectionState::NotRedirected);
+        assert!(judged.holds() && judged.notes[0].contains("istio-init wrote the rules"), "{judged:?}");
+        for (state, expected) in [
+            (RedirectionState::NotMeshed, RedirectionState::NotRedirected),
+            (RedirectionState::Unknown, RedirectionState::Unknown),
+            (RedirectionState::ByOthers, RedirectionState::ByOthers),
+        ] {
+            assert_eq!(adapt_verdict(&desired, found(state)).state, expected);
+        }
     }
 
     #[test]

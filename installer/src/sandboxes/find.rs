@@ -4,7 +4,7 @@
 
 use crate::error::chain;
 use crate::pod::cgroups::{Cgroups, cgroup_file, processes};
-use crate::sandboxes::{Network, PodProcess, Sandbox, result_cache};
+use crate::sandboxes::{ContainerId, Network, PodProcess, Sandbox, result_cache};
 use gybe_netfilter::kernel::netns::{Identity, NetnsError};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use std::collections::BTreeMap;
@@ -74,6 +74,10 @@ impl Listing {
         for mut sandbox in cached.sandboxes {
             let Network::Own(path) = &sandbox.network else { continue };
             let path = under(&paths.root, path);
+            if leads_elsewhere(&sandbox, &path, &paths.root.join("proc")) {
+                self.gone += 1;
+                continue;
+            }
             let identity = Identity::at(&path);
             sandbox.network = Network::Own(path);
             match identity {
@@ -159,12 +163,6 @@ impl Listing {
                 self.by_namespace.insert(process.identity, sandbox);
             }
         }
-        for sandbox in self.by_namespace.values_mut().filter(|sandbox| is_of_earlier_process(sandbox, proc)) {
-            let uid = sandbox.processes.first().map(|process| process.uid.clone());
-            let network = sandbox.network.clone();
-            let processes = std::mem::take(&mut sandbox.processes);
-            *sandbox = Sandbox { uid, network, processes, ..Sandbox::in_namespace(PathBuf::new()) };
-        }
     }
 
     /// Reports whether this pod's sandbox is known. If it is, another namespace of its processes is one that the pod
@@ -176,13 +174,16 @@ impl Listing {
     }
 }
 
-/// Reports whether a file that is left in the cache leads to another pod: it has the namespace's path by a process, and
-/// the kernel uses the numbers of ended processes again.
-fn is_of_earlier_process(sandbox: &Sandbox, proc: &Path) -> bool {
-    let is_by_process = matches!(&sandbox.network, Network::Own(path) if path.starts_with(proc));
-    let uid = sandbox.pod.as_ref().and_then(|pod| pod.uid.as_deref());
-    let is_other = |uid| !sandbox.processes.is_empty() && sandbox.processes.iter().all(|it| it.uid != uid);
-    is_by_process && uid.is_some_and(is_other)
+/// Reports whether a path `/proc/PID/ns/net` in a cached result leads to another pod: the kernel uses the numbers of ended
+/// processes again, and a file of the cache may be left over.
+fn leads_elsewhere(sandbox: &Sandbox, path: &Path, proc: &Path) -> bool {
+    let number = path.strip_prefix(proc).ok().and_then(|rest| rest.iter().next());
+    let cgroup = number.and_then(|number| cgroup_file(&proc.join(number)));
+    let container = sandbox.container.as_ref().and_then(|id| id.parse::<ContainerId>().ok());
+    let is_of_sandbox = |cgroup: &String| container.as_ref().is_some_and(|id| id.is_in(cgroup));
+    let Some(cgroup) = cgroup.filter(|cgroup| !is_of_sandbox(cgroup)) else { return false };
+    let own = sandbox.pod.as_ref().and_then(|pod| pod.uid.as_ref());
+    pod_uid(&cgroup).is_some_and(|uid| own != Some(&uid))
 }
 
 /// `/var/run` is a link to `/run`, and an absolute link leads out of `root`.

@@ -28,8 +28,9 @@ pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Nam
 
 /// Why a namespace without IPv6 has rules for it.
 const IPV6_OFF: &str = "IPv6 is off (net.ipv6.conf.all.disable_ipv6), and was on when the rules were written";
-/// Why a namespace with IPv6 has the rules of one without.
-const IPV6_LATER: &str = "the rules are for IPv4 alone, as for a pod without a usable IPv6 address: it got one after they were written";
+/// Why a namespace has the rules of a policy for IPv4 alone.
+const IPV4_ALONE: &str = "the rules are those of a policy for IPv4 alone: since they were written the pod got an IPv6 address, or \
+     the policy or the setting ipv6 changed";
 /// Instead of each rule, address and route that differs then: none of them was changed.
 const IPV6_MISSING: &str = "the rules and routes for IPv6 are missing";
 
@@ -57,23 +58,27 @@ pub(crate) fn judge(
         judged => judged?,
     };
     let Desired::Policy(policy) = desired else { return Ok(verdict) };
-    let families = match policy.families {
-        Families::V4Only if is_ipv6_off() => Families::V4AndV6,
-        Families::V4AndV6 => Families::V4Only,
-        Families::V4Only => return Ok(verdict),
-    };
-    if !verdict.differences.is_empty() {
+    if verdict.differences.is_empty() {
+        return Ok(verdict);
+    }
+    let differences_from = |families| {
         let policy = RedirectPolicy { families, ..policy.clone() };
-        let other = judge_namespace(Desired::Policy(&policy), context)?.differences;
+        Ok::<_, RedirectionError>(judge_namespace(Desired::Policy(&policy), context)?.differences)
+    };
+    match policy.families {
         // A rule that was changed otherwise differs from those of both policies.
-        if families == Families::V4AndV6 && !other.iter().any(|one| verdict.differences.contains(one)) {
-            verdict.reasons.insert(0, IPV6_OFF.to_owned());
+        Families::V4Only if is_ipv6_off() => {
+            let other = differences_from(Families::V4AndV6)?;
+            if !other.iter().any(|one| verdict.differences.contains(one)) {
+                verdict.reasons.insert(0, IPV6_OFF.to_owned());
+            }
         }
-        if families == Families::V4Only && other.is_empty() {
+        Families::V4AndV6 if differences_from(Families::V4Only)?.is_empty() => {
             verdict.reasons.retain(|reason| reason != ROUTES_CHANGED);
-            verdict.reasons.insert(0, IPV6_LATER.to_owned());
+            verdict.reasons.insert(0, IPV4_ALONE.to_owned());
             verdict.differences = vec![IPV6_MISSING.to_owned()];
         }
+        Families::V4Only | Families::V4AndV6 => {}
     }
     Ok(verdict)
 }

@@ -384,7 +384,7 @@ fn a_variable_of_another_object_is_shown_as_one_and_unread_ones_are_a_warning() 
         }] },
     }));
     let explained = explained(&pod, &json!({}));
-    let source = "variable ISTIO_META_DNS_CAPTURE of istio-proxy with valueFrom, which counts as empty";
+    let source = "variable ISTIO_META_DNS_CAPTURE of istio-proxy: valueFrom, which counts as empty";
     assert!(explained.text().contains(source), "{}", explained.text());
     assert_eq!(explained.warnings(), ["istio-proxy has envFrom: Gybe reads the variables of env alone"]);
 }

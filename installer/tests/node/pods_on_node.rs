@@ -129,15 +129,21 @@ fn without_cache_and_named_namespaces_sandboxes_are_found_by_their_processes() {
 
 #[test]
 fn a_cached_result_with_the_number_of_an_ended_process_does_not_name_another_pod() {
-    let host = Host::new("number");
-    host.write("of-the-pod", "");
-    host.cache_result("net-gone-eth0", ("gone-0", GONE), "/proc/7/ns/net");
-    host.add_process(7, &pod_cgroup(CART), "of-the-pod");
-    fs::create_dir_all(host.0.join(format!("var/log/pods/shop_cart-0_{CART}"))).unwrap();
-    let found = host.find().sandboxes;
-    let shown: Vec<String> = found.iter().map(|sandbox| host.display(sandbox)).collect();
-    assert_eq!(shown, ["shop/cart-0: proc/7/ns/net"]);
-    assert_eq!(found[0].container, None, "that of the pod that is gone");
+    // The order in which a directory is read is that of the file system. cri-dockerd passes no uid.
+    for (stale, own, gone_uid) in
+        [("a", Some("b"), GONE), ("b", Some("a"), GONE), ("a", Some("b"), ""), ("a", None, GONE)]
+    {
+        let host = Host::new("number");
+        host.write("of-the-pod", "");
+        host.cache_result(stale, ("gone-0", gone_uid), "/proc/7/ns/net");
+        own.iter().for_each(|own| host.cache_result(own, ("cart-0", CART), "/proc/7/ns/net"));
+        host.add_process(7, &pod_cgroup(CART), "of-the-pod");
+        fs::create_dir_all(host.0.join(format!("var/log/pods/shop_cart-0_{CART}"))).unwrap();
+        let found = host.find().sandboxes;
+        let shown: Vec<String> = found.iter().map(|sandbox| host.display(sandbox)).collect();
+        assert_eq!(shown, ["shop/cart-0: proc/7/ns/net"]);
+        assert_eq!(found[0].container.as_deref(), own);
+    }
 }
 
 /// The agent's pod mounts the cache and may lack the host's `/run/netns`.

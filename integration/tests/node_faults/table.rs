@@ -411,7 +411,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         doctor: &[wrong(
             "pods",
             "GybePodsNotRedirected",
-            "shop/cart-1: NOT REDIRECTED: the rules are for IPv4 alone",
+            "shop/cart-1: NOT REDIRECTED: the rules are those of a policy for IPv4 alone",
             "where rules differ, delete the pod",
         )],
         verify: Some(("not-redirected", "\"differences\":[\"the rules and routes for IPv6 are missing\"]")),
@@ -428,14 +428,21 @@ pub(crate) const FAULTS: &[Fault] = &[
             node.apply();
         },
         doctor: &[],
-        verify: Some(("redirected", "its policy captures no inbound connection: gybe explain")),
+        verify: Some((
+            "redirected",
+            "its policy captures no inbound connection: gybe explain names its source",
+        )),
     },
     Fault {
         name: "libcni's cached results were deleted",
         agent: Some(Absent),
         parts: &[Part::Rules, Part::Proxy, Part::Annotations],
         plant: |node| fs::remove_dir_all(node.path("var/lib/cni/results")).unwrap(),
-        doctor: &[note("pods", "of 1 running pod libcni has no cached result", "delete these pods")],
+        doctor: &[note(
+            "pods",
+            "libcni has no cached result of the ADDs of these running pods: pod uid",
+            "delete these pods",
+        )],
         verify: None,
     },
     Fault {
@@ -472,10 +479,10 @@ pub(crate) const FAULTS: &[Fault] = &[
         },
         doctor: &[note(
             "pods",
-            "pod shop/cart-1: the proxy listens on 15006 and does not accept: connections that wait: 1",
+            "pod shop/cart-1: 1 connection to port 15006 waits: the proxy has accepted none",
             "stopped, frozen or hangs",
         )],
-        verify: Some(("", "connections that wait: 1")),
+        verify: Some(("", "1 connection to port 15006 waits")),
     },
     Fault {
         name: "the proxy listens on 127.0.0.1 only",

@@ -16,6 +16,8 @@ pub struct LiveSettings {
     environment: BTreeMap<String, String>,
     /// None after a ConfigMap that could not be read: the next one is read even if it is unchanged.
     read_from: Option<SettingsSources>,
+    /// The keys and values of the ConfigMap in use.
+    files: BTreeMap<String, String>,
     /// Before a valid ConfigMap was read, the settings of the environment alone.
     pub(super) current: Settings,
     pub(super) origin: Origin,
@@ -63,7 +65,8 @@ impl LiveSettings {
                 Err(_) => return Err(why),
             },
         };
-        Ok(Self { environment, read_from, current, origin, error: None })
+        let files = read_from.as_ref().map_or_else(BTreeMap::new, |sources| sources.files.clone());
+        Ok(Self { environment, read_from, files, current, origin, error: None })
     }
 
     #[must_use]
@@ -88,24 +91,17 @@ impl LiveSettings {
                     log.event(Level::Warn, "gybe node: note on the settings", json!({ "note": note }));
                 }
                 if settings.options != self.current.options {
-                    let fields = json!({ "keys": self.changed_keys(&sources) });
+                    let fields = json!({ "keys": changed_keys(&self.files, &sources.files) });
                     log.event(Level::Info, "gybe node: the settings changed", fields);
                 }
                 // A process keeps its environment, so `environment` is the same.
                 self.current = settings;
+                self.files.clone_from(&sources.files);
                 self.origin = Origin::ConfigMap;
             }
             Err(why) => self.reject(why.to_string(), log),
         }
         self.read_from = Some(sources);
-    }
-
-    /// Returns the keys of the ConfigMap whose values differ from those in use; all if none was read.
-    fn changed_keys<'s>(&'s self, sources: &'s SettingsSources) -> BTreeSet<&'s String> {
-        let before = self.read_from.as_ref().map(|before| &before.files);
-        let value_before = |key| before.and_then(|before| before.get(key));
-        let keys = sources.files.keys().chain(before.into_iter().flat_map(BTreeMap::keys));
-        keys.filter(|key| value_before(*key) != sources.files.get(*key)).collect()
     }
 
     /// Sets the selectors by which the agent decides which pods are ambient; none before a valid ConfigMap.
@@ -127,4 +123,12 @@ impl LiveSettings {
         }
         self.error = Some(why);
     }
+}
+
+/// Returns the keys whose values differ, or that only one of the two has.
+fn changed_keys<'k>(
+    before: &'k BTreeMap<String, String>,
+    now: &'k BTreeMap<String, String>,
+) -> BTreeSet<&'k String> {
+    before.keys().chain(now.keys()).filter(|key| before.get(*key) != now.get(*key)).collect()
 }

@@ -7,6 +7,7 @@ use crate::sandboxes::probe_exemption::{ObservedExemption, REMOVAL};
 use crate::sandboxes::{Network, Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::names::{STATUS, unknown};
+use std::collections::BTreeSet;
 
 /// At most this many pods are listed.
 const MOST: usize = 16;
@@ -117,18 +118,26 @@ fn failed(one: &SandboxVerdict) -> DoctorFinding {
     DoctorFinding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
 }
 
-/// Pods whose cached result was deleted, or whose ADD runs.
-fn uncached(PodVerdicts { judged, .. }: &PodVerdicts) -> Option<DoctorFinding> {
-    let is_uncached = |one: &&SandboxVerdict| {
-        let Sandbox { network, processes, ended_add, .. } = &one.sandbox;
-        matches!(network, Network::Own(_)) && !processes.is_empty() && ended_add.is_none()
+/// Pods whose cached result was deleted, or whose ADD runs. A pod in the node's network may have made a namespace.
+fn uncached(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Option<DoctorFinding> {
+    let of_node = judged.iter().filter(|one| one.sandbox.network == Network::OfNode);
+    let of_node: BTreeSet<&String> = of_node.filter_map(|one| one.sandbox.uid.as_ref()).collect();
+    let is_uncached = |sandbox: &&Sandbox| {
+        let mut uids = sandbox.processes.iter().map(|process| &process.uid);
+        matches!(sandbox.network, Network::Own(_))
+            && sandbox.ended_add.is_none()
+            && uids.any(|uid| !of_node.contains(uid))
     };
-    let count = judged.iter().filter(is_uncached).count();
-    let pods = if count == 1 { "1 running pod".to_owned() } else { format!("{count} running pods") };
-    let text = format!("of {pods} libcni has no cached result, by which Gybe knows the pod and its ADD");
-    let remedy = "if this stays, files below /var/lib/cni were deleted: without them pods are not repaired, and the runtime calls DEL \
+    let names = judged.iter().map(|one| &one.sandbox).filter(is_uncached).map(ToString::to_string);
+    let names: Vec<String> = names.collect();
+    let shown = names.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = names.len().checked_sub(MOST).filter(|more| *more > 0);
+    let more = more.map_or_else(String::new, |more| format!(" and {more} more"));
+    let text = format!("libcni has no cached result of the ADDs of these running pods: {shown}{more}");
+    let remedy = "if this stays, files below /var/lib/cni were deleted: without them Gybe repairs no pod, and the runtime calls DEL \
                   without a result; delete these pods";
-    (count > 0).then(|| DoctorFinding::note(About::Pods, text, Some(remedy)))
+    let is_known = unreadable.is_empty() && !names.is_empty();
+    is_known.then(|| DoctorFinding::note(About::Pods, text, Some(remedy)))
 }
 
 /// Notes about faults of the pods' proxies.
