@@ -440,7 +440,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         plant: |node| fs::remove_dir_all(node.path("var/lib/cni/results")).unwrap(),
         doctor: &[note(
             "pods",
-            "libcni has no cached result of the ADDs of these running pods: pod uid",
+            "libcni has no cached result of the ADDs of these running pods: shop/cart-1",
             "delete these pods",
         )],
         verify: None,
