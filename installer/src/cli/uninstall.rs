@@ -5,7 +5,7 @@ use super::install::image;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, doubtful, examples, good};
-use crate::diagnosis::doctor::observe::{AgentContact, query_agent};
+use crate::diagnosis::doctor::observe::{AgentContact, query_agent, runtimes_of};
 use crate::error::chain;
 use crate::host::desired::{PutBack, Uninstall};
 use crate::host::observe::{FileName, NodeDirectories};
@@ -64,11 +64,13 @@ impl UninstallArgs {
                 running(&agent)
             ));
         }
+        let runtimes = runtimes_of(root, &directories);
         if self.dry_run {
             notes.extend(OtherDirectories::than(&directories, root).note());
-            return Ok(pass::dry_run(&UninstallReport::planned(&directories, &uninstall)).with_notes(notes));
+            let plan = UninstallReport::planned(&directories, &uninstall, runtimes);
+            return Ok(pass::dry_run(&plan).with_notes(notes));
         }
-        let report = UninstallReport::now(&directories, &uninstall, root)
+        let report = UninstallReport::now(&directories, &uninstall, &runtimes, root)
             .map_err(|why| CommandError::hinted("cannot uninstall", why))?;
         if report.is_finished()
             && let Err(why) = probe_exemption::uninstall(root, &self.run_dir)

@@ -153,6 +153,12 @@ pub enum Problem {
     /// It names our plugin, and this process cannot change it.
     #[error("{0} still names {1}, and Gybe cannot change this file")]
     StillNamed(FileName, String),
+    /// An operator has added the entry, which an uninstall does not remove.
+    #[error(
+        "pods of the runtime handler {handler} use the first conf file in {}, which still runs gybe-cni",
+        list(std::slice::from_ref(.directory))
+    )]
+    HandlerStillNames { handler: String, directory: PathBuf },
 }
 
 /// Why the runtime cannot use the plugin's program.
@@ -340,7 +346,9 @@ impl Hint for Problem {
             Self::UnseenDropIn(_) => {
                 "run gybe doctor on the node to find out; shape: chained works with every runtime"
             }
-            Self::StillNamed(..) => "remove the entry by hand; the plugin stays until then",
+            Self::StillNamed(..) | Self::HandlerStillNames { .. } => {
+                "remove the entry by hand; the plugin stays until then"
+            }
             _ => return None,
         };
         Some(hint.into())

@@ -180,6 +180,12 @@ impl RuntimeReport {
         let plugin_directory = compare(plugin_dirs.clone(), &directories.programs);
         let paths = plugin_dirs.flatten().filter(|_| plugin_directory == ConfiguredDirectory::Named);
         let of_containerd = || self.runtimes.iter().filter(|one| kind(&one.name) == Runtime::Containerd);
+        let handlers = |has_entry: bool| {
+            let others = of_containerd().flat_map(|one| &one.handlers).filter(|handler| {
+                handler.has_entry == has_entry && handler.conf_dir.identity != identity(&directories.conf)
+            });
+            others.map(|handler| (handler.name.clone(), handler.conf_dir.path.clone())).collect()
+        };
         Runtimes {
             search_paths: paths.map(|dirs| search_path(dirs, identity(&directories.programs))).collect(),
             plugin_directory,
@@ -188,13 +194,8 @@ impl RuntimeReport {
             has_internal_loopback: of_containerd().next().is_some()
                 && of_containerd().all(|one| one.internal_loopback),
             several_networks: of_containerd().find_map(|one| several_networks(one.max_conf_num?)),
-            handlers_elsewhere: of_containerd()
-                .flat_map(|one| &one.handlers)
-                .filter(|handler| {
-                    !handler.has_entry && handler.conf_dir.identity != identity(&directories.conf)
-                })
-                .map(|handler| (handler.name.clone(), handler.conf_dir.path.clone()))
-                .collect(),
+            handlers_elsewhere: handlers(false),
+            handlers_with_entry: handlers(true),
             ..Runtimes::of(kinds)
         }
     }
@@ -408,13 +409,14 @@ mod tests {
             let configured = RuntimeConfig { handlers, internal_loopback: true, ..RuntimeConfig::default() };
             let known = host.known(&[RuntimeProcess { configured, ..runtime("containerd", None) }]);
             assert!(known.has_internal_loopback);
-            known.handlers_elsewhere
+            (known.handlers_elsewhere, known.handlers_with_entry)
         };
-        let elsewhere = |path: &str| vec![("kata".to_owned(), PathBuf::from(path))];
-        assert!(known("/etc/cni/net.d/").is_empty());
+        let handler = |path: &str| vec![("kata".to_owned(), PathBuf::from(path))];
+        let elsewhere = |path| (handler(path), Vec::new());
+        assert_eq!(known("/etc/cni/net.d/"), Default::default());
         assert_eq!(known("/none"), elsewhere("/none"));
         fs::write(host.root.join("etc/cni/custom/20.conflist"), list(PLUGIN)).unwrap();
-        assert!(known("/etc/cni/custom").is_empty());
+        assert_eq!(known("/etc/cni/custom"), (Vec::new(), handler("/etc/cni/custom")));
         fs::write(host.root.join("etc/cni/custom/10.conflist"), list("b")).unwrap();
         assert_eq!(known("/etc/cni/custom"), elsewhere("/etc/cni/custom"), "containerd takes the first file");
     }

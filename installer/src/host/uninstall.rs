@@ -169,20 +169,25 @@ fn interest() -> ObserveScope {
 impl UninstallReport {
     /// The plan of an uninstall.
     #[must_use]
-    pub fn planned(directories: &NodeDirectories, leave: &Uninstall) -> Plan {
-        planned(directories, &DesiredState::Uninstalled(leave.clone()), Runtimes::default())
+    pub fn planned(directories: &NodeDirectories, leave: &Uninstall, runtimes: Runtimes) -> Plan {
+        planned(directories, &DesiredState::Uninstalled(leave.clone()), runtimes)
     }
 
     /// Uninstalls as far as is possible now; `root` is the host's root.
     ///
     /// # Errors
     /// If another gybe holds the lock.
-    pub fn now(directories: &NodeDirectories, leave: &Uninstall, root: &Path) -> Result<Self, Busy> {
+    pub fn now(
+        directories: &NodeDirectories,
+        leave: &Uninstall,
+        runtimes: &Runtimes,
+        root: &Path,
+    ) -> Result<Self, Busy> {
         // Several passes may be needed to remove the entry, and no program is removed in any of them.
         let first = settle(
             directories,
             &DesiredState::Uninstalled(Uninstall { in_grace_period: true, ..leave.clone() }),
-            &Runtimes::default(),
+            runtimes,
         )?;
         let clean = conf_is_clean(&first.left);
         let mut passes = vec![first];

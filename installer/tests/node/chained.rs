@@ -362,6 +362,25 @@ fn uninstall_keeps_every_program_that_an_unchangeable_conf_file_names() {
     assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
 }
 
+#[test]
+fn uninstall_keeps_every_program_while_the_conf_directory_of_a_runtime_handler_has_our_entry() {
+    let node = TestNode::with(&[("10-calico.conflist", LIST)]);
+    node.settle(&chained(&node.root));
+    let mut runtimes = Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]);
+    runtimes.handlers_with_entry = vec![("kata".to_owned(), "/etc/cni/kata".into())];
+    for _ in 0..2 {
+        let pass = node.pass_with_runtimes(&uninstalled(&node.root, PutBack::Nothing), runtimes.clone());
+        let [problem] = pass.left.problems.as_slice() else { panic!("{:?}", pass.left.problems) };
+        assert!(
+            problem.to_string().contains("kata use the first conf file in /etc/cni/kata, which still runs")
+        );
+        assert_eq!(node.text("10-calico.conflist"), LIST);
+        assert_eq!(node.programs(), ["gybe", "gybe-cni"]);
+    }
+    node.settle(&uninstalled(&node.root, PutBack::Nothing));
+    assert!(node.programs().is_empty());
+}
+
 /// Returns an access control list as the kernel stores it (`posix_acl_xattr.h`): its owner may write, user 1000 read.
 fn acl() -> Vec<u8> {
     const NO_ID: u32 = u32::MAX;

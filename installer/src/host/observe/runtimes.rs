@@ -43,6 +43,8 @@ pub struct Runtimes {
     pub several_networks: Option<NetworkCount>,
     /// containerd's runtime handlers with another conf directory (`cni_conf_dir`) without our entry, and that directory.
     pub handlers_elsewhere: Vec<(String, PathBuf)>,
+    /// Those with our entry, which an operator has added.
+    pub handlers_with_entry: Vec<(String, PathBuf)>,
 }
 
 /// How many conf files containerd loads, where it is not one.
@@ -127,6 +129,7 @@ impl Runtimes {
             has_internal_loopback: false,
             several_networks: None,
             handlers_elsewhere: Vec::new(),
+            handlers_with_entry: Vec::new(),
         }
     }
 

@@ -148,6 +148,9 @@ impl EntryRemoval<'_> {
                 plan.problems.push(Problem::StillNamed(name.clone(), self.plugin.to_owned()));
             }
         }
+        let handlers = self.observed.runtimes.handlers_with_entry.iter().cloned();
+        let still_names = |(handler, directory)| Problem::HandlerStillNames { handler, directory };
+        plan.problems.extend(handlers.map(still_names));
     }
 }
 
