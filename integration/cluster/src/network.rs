@@ -51,8 +51,17 @@ impl NodeNumber {
 
     /// The ranges of the pods, IPv4 and IPv6.
     pub(crate) fn pods(self) -> [String; 2] {
+        self.ranges(88)
+    }
+
+    /// The ranges of the pods in a second network.
+    pub(crate) fn pods_of_second_network(self) -> [String; 2] {
+        self.ranges(89)
+    }
+
+    fn ranges(self, network: u8) -> [String; 2] {
         let index = self.0.saturating_sub(1);
-        [format!("10.88.{}.0/20", u16::from(index) * 16), format!("fd00:88:0:{index:x}::/64")]
+        [format!("10.{network}.{}.0/20", u16::from(index) * 16), format!("fd00:{network}:0:{index:x}::/64")]
     }
 }
 
@@ -94,8 +103,10 @@ impl Switch {
         }
         ip(host, &["route", "add", "default", "dev", LINK])?;
         for other in NodeNumber::up_to(NodeNumber::MAX).filter(|other| *other != number) {
-            for (range, gateway) in other.pods().iter().zip([other.address(), other.address_6()]) {
-                ip(host, &["route", "add", range, "via", &gateway])?;
+            for ranges in [other.pods(), other.pods_of_second_network()] {
+                for (range, gateway) in ranges.iter().zip([other.address(), other.address_6()]) {
+                    ip(host, &["route", "add", range, "via", &gateway])?;
+                }
             }
         }
         Ok(())

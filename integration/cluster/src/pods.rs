@@ -65,9 +65,18 @@ pub(crate) fn pod(kind: Kind, namespace: &str, name: &str, label: &str) -> Value
 }
 
 /// Returns the pod on this node, without the scheduler.
-pub(crate) fn on(node: &str, mut pod: Value) -> Value {
+pub(crate) fn on(node: &str, pod: Value) -> Value {
+    with("nodeName", node, pod)
+}
+
+/// Returns the pod with this RuntimeClass.
+pub(crate) fn of_class(class: &str, pod: Value) -> Value {
+    with("runtimeClassName", class, pod)
+}
+
+fn with(key: &str, value: &str, mut pod: Value) -> Value {
     if let Some(spec) = pod.pointer_mut("/spec").and_then(Value::as_object_mut) {
-        spec.insert("nodeName".to_owned(), json!(node));
+        spec.insert(key.to_owned(), json!(value));
     }
     pod
 }

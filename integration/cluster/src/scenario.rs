@@ -56,7 +56,7 @@ pub(crate) enum AgentScenario {
     Crowd,
     /// A node hangs, is drained, loses power, and is replaced
     Lost,
-    /// containerd 1.7 becomes 2.x on a node while pods start there
+    /// containerd 1.7 becomes 2.x on a node while pods of two networks start there; its kubelet removes images and evicts pods
     Runtime,
 }
 

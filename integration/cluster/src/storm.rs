@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::api::{Api, wait_until};
 use crate::cluster::{Cluster, has_condition};
-use crate::pods::{Kind, Reached, pod};
+use crate::pods::{Kind, Reached, of_class, pod};
 
 /// The namespace of the pods.
 pub(crate) const NAMESPACE: &str = "shop";
@@ -50,8 +50,17 @@ pub(crate) struct Started {
 
 impl Storm {
     pub(crate) fn start(cluster: &Cluster, plan: Plan) -> Result<Storm, Failure> {
+        Storm::start_of_class(cluster, plan, None)
+    }
+
+    /// As [`Storm::start`], with pods of this RuntimeClass.
+    pub(crate) fn start_of_class(
+        cluster: &Cluster,
+        plan: Plan,
+        class: Option<&'static str>,
+    ) -> Result<Storm, Failure> {
         let (api, watching) = (cluster.api.another()?, cluster.api.another()?);
-        let creator = thread::spawn(move || create(&api, plan));
+        let creator = thread::spawn(move || create(&api, plan, class));
         let deadline = Instant::now() + plan.interval * u32::try_from(plan.count)? + plan.patience;
         let watcher = thread::spawn(move || watch(&watching, plan, deadline));
         Ok(Storm { plan, creator, watcher })
@@ -140,18 +149,19 @@ pub(crate) fn name_of(object: &Value) -> String {
     object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-fn create(api: &Api, plan: Plan) -> Result<BTreeMap<String, Instant>, Failure> {
+fn create(api: &Api, plan: Plan, class: Option<&'static str>) -> Result<BTreeMap<String, Instant>, Failure> {
     let start = Instant::now();
     let mut created = BTreeMap::new();
     for number in 0..plan.count {
         let due = start + plan.interval * u32::try_from(number)?;
         sleep(due.saturating_duration_since(Instant::now()));
         let name = format!("{}-{number}", plan.name);
+        let mut pod = pod(plan.kind, NAMESPACE, &name, plan.name);
+        if let Some(class) = class {
+            pod = of_class(class, pod);
+        }
         let at = Instant::now();
-        api.create(
-            &format!("/api/v1/namespaces/{NAMESPACE}/pods"),
-            &pod(plan.kind, NAMESPACE, &name, plan.name),
-        )?;
+        api.create(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &pod)?;
         created.insert(name, at);
     }
     Ok(created)

@@ -12,6 +12,7 @@ pub const REVISION: &str = "revision";
 /// A conflist.
 #[derive(Debug, Clone)]
 pub struct Conflist {
+    name: &'static str,
     version: &'static str,
     plugins: Vec<Value>,
 }
@@ -32,7 +33,16 @@ impl Conflist {
             },
         });
         let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
-        Conflist { version: generation.cni_version(), plugins: vec![bridge, portmap] }
+        Conflist { name: NETWORK, version: generation.cni_version(), plugins: vec![bridge, portmap] }
+    }
+
+    /// The same as another network, with this bridge.
+    pub fn named(mut self, name: &'static str, bridge: &str) -> Conflist {
+        self.name = name;
+        if let Some(plugin) = self.plugins.first_mut().and_then(Value::as_object_mut) {
+            plugin.insert("bridge".to_owned(), json!(bridge));
+        }
+        self
     }
 
     /// The same for a node of a cluster: pods get addresses of these ranges, which other nodes route to it, so that
@@ -55,8 +65,8 @@ impl Conflist {
 
     /// The file's text as the primary plugin writes that revision.
     pub fn text(&self, revision: u64) -> String {
-        let Conflist { version, plugins } = self;
-        let list = json!({ REVISION: revision, "cniVersion": version, "name": NETWORK, "plugins": plugins });
+        let Conflist { name, version, plugins } = self;
+        let list = json!({ REVISION: revision, "cniVersion": version, "name": name, "plugins": plugins });
         format!("{list:#}\n")
     }
 }

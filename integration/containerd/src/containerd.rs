@@ -40,6 +40,10 @@ pub fn conf_files(host: &SimulatedHost) -> Result<BTreeMap<String, String>, Harn
     }
     Ok(files)
 }
+/// A runtime handler of containerd, and the directory of its CNI configuration. containerd has the handler if the directory
+/// exists when it starts.
+pub const HANDLER: &str = "second-network";
+pub const HANDLER_CONF_DIR: &str = "/etc/cni/second-network.d";
 /// The directory of the CNI plugins.
 pub const BIN_DIR: &str = "/opt/cni/bin";
 
@@ -101,7 +105,7 @@ impl Generation {
     ///
     /// `restrict_oom_score_adj` is for machines without CAP_SYS_RESOURCE, where runc may not lower the score of the
     /// sandbox's process. AppArmor is disabled, so that no profile has to be loaded.
-    fn configuration(self, runc: Option<&Path>) -> String {
+    fn configuration(self, runc: Option<&Path>, has_handler: bool) -> String {
         let version = match self {
             Generation::V1_6 | Generation::V1_7 => 2,
             Generation::V2 => 3,
@@ -110,7 +114,11 @@ impl Generation {
             Generation::V1_6 | Generation::V1_7 => ("io.containerd.grpc.v1.cri", cri_configuration_1()),
             Generation::V2 => ("io.containerd.cri.v1.runtime", cri_configuration_2()),
         };
-        let runc = runc.map(|runc| runc_configuration(runtime, runc)).unwrap_or_default();
+        // Handlers in the file replace the default one.
+        let default = (runc.is_some() || has_handler).then(|| handler(runtime, "runc", runc, ""));
+        let conf_dir = format!("cni_conf_dir = '{HANDLER_CONF_DIR}'\n");
+        let second = has_handler.then(|| handler(runtime, HANDLER, runc, &conf_dir));
+        let handlers = [default, second].map(Option::unwrap_or_default).concat();
         format!(
             "version = {version}\n\
              root = '{ROOT}'\n\
@@ -121,7 +129,7 @@ impl Generation {
              [ttrpc]\n\
              address = '{SOCKET}.ttrpc'\n\
              {cri}\
-             {runc}"
+             {handlers}"
         )
     }
 }
@@ -165,14 +173,12 @@ fn cri_configuration_2() -> String {
     )
 }
 
-fn runc_configuration(plugin: &str, runc: &Path) -> String {
-    format!(
-        "[plugins.'{plugin}'.containerd.runtimes.runc]\n\
-         runtime_type = 'io.containerd.runc.v2'\n\
-         [plugins.'{plugin}'.containerd.runtimes.runc.options]\n\
-         BinaryName = '{}'\n",
-        runc.display()
-    )
+/// A handler that runs `runc`, or the machine's, with these further settings.
+fn handler(plugin: &str, name: &str, runc: Option<&Path>, settings: &str) -> String {
+    let table = format!("plugins.'{plugin}'.containerd.runtimes.{name}");
+    let options = |runc: &Path| format!("[{table}.options]\nBinaryName = '{}'\n", runc.display());
+    let options = runc.map(options).unwrap_or_default();
+    format!("[{table}]\nruntime_type = 'io.containerd.runc.v2'\n{settings}{options}")
 }
 
 /// Returns a directory that `setup.sh` unpacked: in `runtimes` of the build directory, which is a parent of the
@@ -207,7 +213,8 @@ impl Containerd {
     ) -> Result<Self, HarnessError> {
         let programs = generation.programs()?;
         let path = host.path(CONFIGURATION);
-        fs::write(&path, generation.configuration(runc)).map_err(HarnessError::file(path))?;
+        let configuration = generation.configuration(runc, host.path(HANDLER_CONF_DIR).is_dir());
+        fs::write(&path, configuration).map_err(HarnessError::file(path))?;
         let mut command = host.command(&programs, programs.join("containerd"));
         command.args(["--config", CONFIGURATION]);
         HostProcess::start_and_wait(command, BOOTED, log).map(Self)

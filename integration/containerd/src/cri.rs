@@ -261,15 +261,15 @@ impl Cri {
 
     /// Waits until the CRI service has an image that `ctr` imported.
     pub(crate) fn wait_for_image(&self, name: &str) -> Result<(), HarnessError> {
-        let request = v1::ImageStatusRequest {
-            image: Some(v1::ImageSpec { image: name.into(), ..v1::ImageSpec::default() }),
-            verbose: false,
-        };
-        poll_until("the import of the image", || {
-            let mut client = self.images.clone();
-            let response = self.executor.block_on(client.image_status(request.clone()));
-            Ok(response_of("ImageStatus", response)?.image.is_some())
-        })
+        poll_until("the import of the image", || self.has_image(name))
+    }
+
+    /// Reports whether an image of this name is in the list of images.
+    pub fn has_image(&self, name: &str) -> Result<bool, HarnessError> {
+        let mut client = self.images.clone();
+        let response = self.executor.block_on(client.list_images(v1::ListImagesRequest::default()));
+        let images = response_of("ListImages", response)?.images;
+        Ok(images.iter().any(|image| image.repo_tags.iter().any(|tag| tag == name)))
     }
 
     /// Makes calls at the same time and returns their results in the order of the calls.

@@ -8,6 +8,8 @@ use gybe_containerd_tests::{
     Conflist, Generation, HarnessError, HostProcess, Node, Programs, SimulatedHost, Suspended,
 };
 use gybe_integration::failure::Failure;
+use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::components::{self, KERNEL_SETTINGS};
 use crate::credentials;
@@ -68,6 +70,15 @@ impl ClusterNode {
         self.start_kubelet()
     }
 
+    /// Ends the kubelet, and starts it with these settings in place of the usual ones. Pods go on.
+    pub(crate) fn restart_kubelet_with(&mut self, settings: &Value) -> Result<(), Failure> {
+        if let Some(kubelet) = self.kubelet.take() {
+            kubelet.stop(Signal::SIGTERM)?;
+        }
+        self.configure_kubelet(None, settings)?;
+        self.start_kubelet()
+    }
+
     /// Starts the kubelet, also again after its end.
     pub(super) fn start_kubelet(&mut self) -> Result<(), Failure> {
         self.kubelet =
@@ -103,11 +114,18 @@ impl ClusterNode {
         Ok(hung)
     }
 
+    fn configure_kubelet(&self, taint: Option<&str>, settings: &Value) -> Result<(), Failure> {
+        let mut configuration = components::kubelet_configuration(&self.host().cgroup(), SOCKET, taint);
+        if let (Some(usual), Some(settings)) = (configuration.as_object_mut(), settings.as_object()) {
+            usual.extend(settings.clone());
+        }
+        Ok(fs::write(self.host().path(credentials::file("kubelet.json")), configuration.to_string())?)
+    }
+
     /// Writes the kubelet's configuration, makes its cgroup in each hierarchy, and hides the machine's kernel settings.
     fn prepare_kubelet(&self, taint: Option<&str>) -> Result<(), Failure> {
+        self.configure_kubelet(taint, &Value::Null)?;
         let host = self.host();
-        let configuration = components::kubelet_configuration(&host.cgroup(), SOCKET, taint);
-        fs::write(host.path(credentials::file("kubelet.json")), configuration.to_string())?;
         let hierarchies = Path::new("/sys/fs/cgroup");
         if hierarchies.join("cgroup.controllers").exists() {
             fs::create_dir_all(hierarchies.join(host.cgroup().trim_start_matches('/')))?;

@@ -29,7 +29,7 @@ const THERE: &str = "lost-there";
 const DURING: &str = "lost-during";
 const WAITING: &str = "lost-waiting";
 /// The states of `gybe status`.
-const READY: &str = "ready";
+pub(super) const READY: &str = "ready";
 const NODE_NOT_READY: &str = "NODE NOT READY";
 /// The time between two connections.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -172,7 +172,7 @@ fn refused(cluster: &Cluster, checks: &mut Checks, name: &str) -> Result<(), Fai
 
 /// Waits until `gybe status` reports the lost node in this state, and all others as ready, and records that with its exit
 /// code.
-fn reports(cluster: &Cluster, checks: &mut Checks, lost: NodeNumber, state: &str, code: i32) {
+pub(super) fn reports(cluster: &Cluster, checks: &mut Checks, lost: NodeNumber, state: &str, code: i32) {
     let mut last = String::new();
     let reported = wait_for(PATIENCE, "`gybe status` reports the node", || {
         let (observed, printed) = status(cluster)?;
@@ -191,7 +191,7 @@ fn reports(cluster: &Cluster, checks: &mut Checks, lost: NodeNumber, state: &str
 }
 
 /// Returns the exit code of `gybe status --json`, and what it prints.
-fn status(cluster: &Cluster) -> Result<(Option<i32>, String), Failure> {
+pub(super) fn status(cluster: &Cluster) -> Result<(Option<i32>, String), Failure> {
     cluster.run_to_code("timeout", &["60", GYBE, "status", "--json"])
 }
 
@@ -203,7 +203,7 @@ fn path(name: &str) -> String {
     format!("/api/v1/namespaces/default/pods/{name}")
 }
 
-fn get(cluster: &Cluster, name: &str) -> Result<Value, Failure> {
+pub(super) fn get(cluster: &Cluster, name: &str) -> Result<Value, Failure> {
     Ok(cluster.api.get(&path(name))?.unwrap_or_default())
 }
 
@@ -218,7 +218,7 @@ pub(super) fn start(cluster: &Cluster, pod: &Value) -> Result<Value, Failure> {
     get(cluster, &name_of(pod))
 }
 
-fn wait_until_ready(cluster: &Cluster, name: &str) -> Result<(), Failure> {
+pub(super) fn wait_until_ready(cluster: &Cluster, name: &str) -> Result<(), Failure> {
     wait_until(&format!("pod {name} is ready"), || Ok(has_condition(&get(cluster, name)?, "Ready")))
 }
 
@@ -227,6 +227,6 @@ pub(super) fn delete(cluster: &Cluster, name: &str) -> Result<(), Failure> {
     wait_until(&format!("pod {name} is deleted"), || Ok(cluster.api.get(&path(name))?.is_none()))
 }
 
-fn pods_on(cluster: &Cluster, namespace: &str, node: &str) -> Result<Vec<Value>, Failure> {
+pub(super) fn pods_on(cluster: &Cluster, namespace: &str, node: &str) -> Result<Vec<Value>, Failure> {
     cluster.api.list(&format!("/api/v1/namespaces/{namespace}/pods?fieldSelector=spec.nodeName%3D{node}"))
 }

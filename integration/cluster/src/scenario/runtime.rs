@@ -1,5 +1,9 @@
-//! containerd 1.7, which ignores drop-ins, becomes 2.x under a kubelet while pods start: Gybe's entry moves from the
-//! primary's chain into a drop-in, and no pod starts without redirection.
+//! containerd 1.7, which ignores drop-ins, becomes 2.x under a kubelet while pods of two networks start: Gybe's entry moves
+//! from the primary's chain into a drop-in, and no pod starts without redirection. Meanwhile the kubelet removes unused
+//! images; afterwards it evicts pods.
+
+mod class;
+mod pressure;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,33 +12,36 @@ use std::time::Duration;
 
 use gybe_bench::report::Report;
 use gybe_containerd_tests::Generation;
-use gybe_containerd_tests::containerd::CONF_DIR;
+use gybe_containerd_tests::containerd::{CONF_DIR, HANDLER};
 use gybe_integration::failure::Failure;
 use serde_json::Value;
 
 use super::Releases;
-use super::lost::{connect_until, delete, meshed, redirected, start};
+use super::lost::{connect_until, delete, redirected};
 use crate::agent;
 use crate::api::wait_until;
 use crate::checks::Checks;
 use crate::cluster::Cluster;
 use crate::network::NodeNumber;
-use crate::pods::{Kind, on};
+use crate::pods::Kind;
 use crate::release::roll_out;
 use crate::storm::{Plan, Storm};
 
-/// A pod that runs before the upgrade.
+use class::start_in_its_network;
+
+/// Pods that run before the upgrade, of no RuntimeClass and of the handler's.
 const BEFORE: &str = "runtime-before";
-/// The pods that start before, during and after it.
+const SECOND: &str = "runtime-second";
+/// The pods of each network that start before, during and after it.
 const PODS: Plan = Plan {
     name: "runtime",
     kind: Kind::Meshed,
-    count: 60,
-    interval: Duration::from_millis(500),
+    count: 30,
+    interval: Duration::from_secs(1),
     patience: Duration::from_secs(240),
 };
 /// So many of them are ready before it.
-const FIRST: usize = 10;
+const FIRST: usize = 5;
 
 pub(super) fn run(cluster: &mut Cluster, releases: &Releases) -> Result<Report, Failure> {
     let mut checks = Checks::default();
@@ -42,17 +49,26 @@ pub(super) fn run(cluster: &mut Cluster, releases: &Releases) -> Result<Report, 
     let upgraded = cluster.nodes().last().map_or(NodeNumber::FIRST, |node| node.number);
     replace(cluster, upgraded, Generation::V1_7)?;
     checks.part("containerd 1.7");
-    let before = start(cluster, &on(&upgraded.to_string(), meshed(BEFORE)))?;
+    let before = start_in_its_network(cluster, &mut checks, upgraded, (BEFORE, None))?;
     checks.equal("Gybe's entry", &place(cluster, upgraded)?, &Place::Chain);
     for node in cluster.nodes().iter().filter(|node| node.number != upgraded) {
         cluster.run("kubectl", &["cordon", &node.number.to_string()])?;
     }
+    let agent = pressure::agent(cluster, upgraded)?;
+    class::add(cluster, &mut checks, upgraded)?;
+    pressure::collect_images(cluster, &mut checks, upgraded, releases)?;
+    start_in_its_network(cluster, &mut checks, upgraded, (SECOND, Some(HANDLER)))?;
     let outcome = upgrade(cluster, &mut checks, upgraded, &before);
     for node in cluster.nodes() {
         cluster.run("kubectl", &["uncordon", &node.number.to_string()])?;
     }
     outcome?;
-    delete(cluster, BEFORE)?;
+    pressure::images_collected(cluster, &mut checks, upgraded, releases)?;
+    pressure::evict(cluster, &mut checks, upgraded)?;
+    checks.equal("the agent", &pressure::agent(cluster, upgraded)?, &agent);
+    for name in [BEFORE, SECOND] {
+        delete(cluster, name)?;
+    }
     Ok(checks.report("containerd is upgraded in place"))
 }
 
@@ -78,17 +94,25 @@ fn upgrade(
 }
 
 fn upgrade_under(cluster: &mut Cluster, checks: &mut Checks, upgraded: NodeNumber) -> Result<(), Failure> {
-    let storm = Storm::start(cluster, PODS)?;
-    wait_until("the first pods run", || Ok(storm.running(cluster)?.len() >= FIRST))?;
+    let storms = [(PODS, None), (Plan { name: "second", ..PODS }, Some(HANDLER))];
+    let storms = storms.map(|(plan, class)| (plan.name, Storm::start_of_class(cluster, plan, class)));
+    let storms: Vec<_> =
+        storms.into_iter().map(|(name, storm)| Ok((name, storm?))).collect::<Result<_, Failure>>()?;
+    for (_, storm) in &storms {
+        wait_until("the first pods run", || Ok(storm.running(cluster)?.len() >= FIRST))?;
+    }
     cluster.node_mut(upgraded)?.runtime.upgrade_containerd(Generation::V2)?;
     checks.part("upgraded to 2.x");
     wait_until("Gybe's entry is a drop-in", || Ok(place(cluster, upgraded)? == Place::DropIn))?;
-    let started = storm.finish(cluster)?;
-    let pods = PODS.count;
-    checks.equal(&format!("of {pods} pods, not redirected"), &started.astray, &Vec::new());
-    checks.equal(&format!("of {pods} pods, not ready in time"), &started.late, &Vec::new());
-    let refused: Vec<_> = started.refusals.iter().filter(|message| message.contains("GYBE-")).collect();
-    checks.equal("sandboxes that Gybe refused", &refused, &Vec::new());
+    for (name, storm) in storms {
+        let started = storm.finish(cluster)?;
+        let pods = format!("of {} pods {name}", PODS.count);
+        checks.equal(&format!("{pods}, not redirected"), &started.astray, &Vec::new());
+        checks.equal(&format!("{pods}, not ready in time"), &started.late, &Vec::new());
+        let refused: Vec<_> = started.refusals.iter().filter(|message| message.contains("GYBE-")).collect();
+        checks.equal(&format!("sandboxes of pods {name} that Gybe refused"), &refused, &Vec::new());
+    }
+    redirected(cluster, checks, SECOND)?;
     redirected(cluster, checks, BEFORE)
 }
 
