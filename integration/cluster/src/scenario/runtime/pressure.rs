@@ -79,10 +79,10 @@ pub(super) fn evict(cluster: &mut Cluster, checks: &mut Checks, number: NodeNumb
     let pressure = |cluster: &Cluster| {
         Ok(cluster.api.get(&node)?.is_some_and(|node| has_condition(&node, "DiskPressure")))
     };
-    // More than there is; the kubelet ignores 100% (`parseThresholdStatement`, pkg/kubelet/eviction, v1.36).
+    // 12 kB of the 12 GB are not available. The kubelet ignores 100% (`parseThresholdStatement`, pkg/kubelet/eviction, v1.36).
     cluster.node_mut(number)?.restart_kubelet_with(&json!({
         "localStorageCapacityIsolation": true,
-        "evictionHard": { "nodefs.available": "1Ti" },
+        "evictionHard": { "nodefs.available": "99.9999%" },
     }))?;
     for name in [BEFORE, SECOND] {
         let is_evicted = || Ok(get(cluster, name)?.pointer("/status/reason") == Some(&json!("Evicted")));
