@@ -34,7 +34,7 @@ pub enum ProxyFault {
     ResolverSilent,
     /// A process listens on the port, and not at the address at which redirected connections arrive.
     Elsewhere { listens: SocketAddr, arrive: SocketAddr },
-    /// Connections to the port wait, not fewer than [`ACCEPT_TIME`] ago.
+    /// Connections to the port wait, and the process that listens on it has accepted none for 150 ms.
     DoesNotAccept { port: u16, waiting: u32 },
     /// The process that listens on these ports has an owner whose connections the rules redirect.
     ConnectsToItself { ports: Vec<u16>, owner: Owner },
