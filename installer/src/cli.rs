@@ -62,7 +62,7 @@ struct Gybe {
 fn after_help() -> String {
     format!(
         "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate,\n       \
-         install, uninstall, probe, agent-status, istio-cni-taint, leave)\n  2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
+         install, uninstall, probe, agent-status, istio-cni-taint, leave)\n  2    wrong arguments, or the command failed\n  126  the pod is not redirected, or that is not determined (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
     )

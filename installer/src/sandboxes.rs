@@ -326,7 +326,7 @@ pub(crate) fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSan
             [("inbound", known.policy.captures_inbound()), ("outbound", known.policy.captures_outbound())];
         let left = directions.into_iter().filter(|(_, is_captured)| !is_captured);
         verdict.notes.extend(left.map(|(direction, _)| {
-            format!("its policy captures no {direction} connection: gybe explain names its source")
+            format!("its policy captures no {direction} connection: gybe explain names what sets that")
         }));
     }
     let unknown_because = match &desired {

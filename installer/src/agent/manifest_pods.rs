@@ -72,21 +72,18 @@ impl ManifestPods {
             return FactsResponse::Pod(Box::new(facts.clone()));
         }
         let relative = |path: &Path| path.strip_prefix(&self.directory).unwrap_or(path).to_owned();
-        let own_path = Path::new(pod.namespace.as_str()).join(pod.name.as_str());
-        let is_own = |(path, file): &(&PathBuf, &ManifestFile)| {
-            file.pods.is_ok() && relative(path).with_extension("") == own_path
-        };
         let broken =
             || files.iter().filter_map(|(path, file)| Some((path, file.pods.as_ref().err()?.clone())));
         // Any broken file may contain the pod; most likely the file with its name does.
         let has_pod_name = |path: &Path| path.file_stem().is_some_and(|stem| stem == pod.name.as_str());
-        let other = || {
-            let why =
-                format!("no Pod in it is {pod}; a Pod without metadata.namespace is in namespace default");
-            files.iter().find(is_own).map(|(path, _)| (path, why))
+        let own_path = Path::new(pod.namespace.as_str()).join(pod.name.as_str());
+        let at_own_path = || {
+            let path = files.keys().find(|path| relative(path).with_extension("") == own_path)?;
+            let why = "a Pod without metadata.namespace is in namespace default";
+            Some((path, format!("no Pod in it is {pod}; {why}")))
         };
-        let reported =
-            broken().find(|(path, _)| has_pod_name(path)).or_else(other).or_else(|| broken().next());
+        let reported = broken().find(|(path, _)| has_pod_name(path));
+        let reported = reported.or_else(at_own_path).or_else(|| broken().next());
         reported.map_or(FactsResponse::Unknown, |(path, why)| {
             FactsResponse::BrokenManifest(format!("{}: {why}", relative(path).display()))
         })

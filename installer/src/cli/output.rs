@@ -21,7 +21,7 @@ pub enum Exit {
     No,
     /// 2: wrong arguments, or the command failed.
     Failed,
-    /// 126: the pod is not redirected. Istio's repair controller looks for this number.
+    /// 126: the pod is not redirected, or that is not determined. Istio's repair controller looks for this number.
     NotRedirected,
 }
 

@@ -510,13 +510,10 @@ fn env_from_warning(subject: &Subject<'_>) -> Option<String> {
     is_used.then(|| format!("{PROXY} has envFrom: Gybe reads the variables of env alone"))
 }
 
-/// The runtimes give this name to the interface of the pod's network, usually its only one.
-const ETH0: &str = "eth0";
-
+/// The runtimes name the interface of the pod's network eth0; it is usually the only one.
 fn interface_warning(decision: &Decision) -> Option<String> {
     let Decision::Redirect(policy) = decision else { return None };
-    let is_excluded = policy.excluded_interfaces.iter().any(|name| name.as_str() == ETH0);
-    is_excluded.then(|| {
-        format!("excludeInterfaces names {ETH0}: the connections through it, usually all of the pod's, are not redirected")
-    })
+    let is_excluded = policy.excluded_interfaces.iter().any(|name| name.as_str() == "eth0");
+    let warning = "excludeInterfaces names eth0: the connections through it, usually all of the pod's, are not redirected";
+    is_excluded.then(|| warning.to_owned())
 }

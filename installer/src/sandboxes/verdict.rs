@@ -5,7 +5,7 @@ use crate::pod::cgroups::Cgroups;
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::inspect::verdict::{
-    Desired, NamespaceVerdict, ROUTES_CHANGED, RedirectionState, VerdictContext, judge_namespace,
+    Desired, NamespaceVerdict, RedirectionState, VerdictContext, judge_namespace,
 };
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
@@ -74,7 +74,6 @@ pub(crate) fn judge(
             }
         }
         Families::V4AndV6 if differences_from(Families::V4Only)?.is_empty() => {
-            verdict.reasons.retain(|reason| reason != ROUTES_CHANGED);
             verdict.reasons.insert(0, IPV4_ALONE.to_owned());
             verdict.differences = vec![IPV6_MISSING.to_owned()];
         }

@@ -67,6 +67,8 @@ fn an_invalid_configmap_is_logged_once_and_the_previous_settings_apply() {
     node.set_configmap(&[("log_level", "warn")]);
     wait_until("the valid settings", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "warn"));
     wait_until("its count", || agent.metric("gybe_settings_followed") == 1.0);
+    let changed = agent.wait_for_message("the settings changed");
+    assert_eq!(changed["keys"], json!(["log_level"]), "compared with those in use, which have no mode");
 }
 
 /// "As it is": as the previous agent left it, or as the primary has rewritten it since.

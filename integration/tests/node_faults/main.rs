@@ -88,6 +88,7 @@ fn nothing_is_wrong_on_a_healthy_node() {
         });
         assert!(doctor["well"] == true && verify["holds"] == true, "{doctor:#}\n{verify:#}");
         assert_eq!(verify["sandboxes"][0]["proxy_silent_on"], serde_json::json!([]), "{verify:#}");
+        assert!(!verify.to_string().contains("its policy captures no"), "{verify:#}");
         for fault in FAULTS {
             let found = fault
                 .doctor

@@ -430,7 +430,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         doctor: &[],
         verify: Some((
             "redirected",
-            "its policy captures no inbound connection: gybe explain names its source",
+            "its policy captures no inbound connection: gybe explain names what sets that",
         )),
     },
     Fault {

@@ -87,9 +87,6 @@ pub struct NamespaceVerdict {
 /// The reason in a namespace without any rule of ours.
 const NO_RULES: &str = "no Gybe rules in this namespace";
 
-/// The reason where an address, a routing rule or a route of ours is missing, or one is too many.
-pub const ROUTES_CHANGED: &str = "our own routes were changed";
-
 /// With which settings rules of istio-cni are compared where the pod's are not known.
 const ASSUMED: &str = "istio-cni's rules are compared with those of an ambient pod whose DNS queries and inbound \
     connections are captured, with IPv6: no policy of an ambient pod is known for it";
@@ -264,7 +261,7 @@ fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
 
 fn verdict(compared: Comparison, differences: &[Deviation]) -> NamespaceVerdict {
     let routes = differences.iter().any(|one| matches!(one, Deviation::Route(_) | Deviation::ExtraRoute(_)));
-    let routes = routes.then(|| ROUTES_CHANGED.to_owned());
+    let routes = routes.then(|| "our own routes are not those of the policy".to_owned());
     let mut not_redirected = compared.not_redirected;
     not_redirected.extend(routes);
     let (state, mut reasons) = match (not_redirected.is_empty(), compared.unknown.is_empty()) {

@@ -186,8 +186,8 @@ fn facts_socket(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentC
 
 const REACH_API_SERVER: &str = "make the API server reachable from this node; if it refuses, check the agent's token and \
                                 its RBAC; with --pods-from, make the named file or directory readable";
-const RUN_AGENT: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log, and whether its process \
-                         is stopped (STAT in ps) or frozen; pods outside the mesh start without it";
+const RUN_AGENT: &str = "check that the pod of DaemonSet gybe-node runs on this node, that its process is neither stopped \
+                         (STAT T in ps) nor frozen, and look at its log; pods outside the mesh start without it";
 
 fn log_socket(LogSocketContact { socket, fault }: &LogSocketContact) -> DoctorFinding {
     match fault {

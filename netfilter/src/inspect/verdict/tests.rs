@@ -37,8 +37,9 @@ fn one_missed_connection_outweighs_what_is_unknown_and_one_unknown_outcome_the_r
 fn a_route_of_ours_that_is_missing_loses_connections() {
     let route = Deviation::Route(RoutingEntry::PassthroughAddress);
     let found = verdict(Comparison::default(), &[route]);
-    assert_eq!((found.state, found.reasons), (NotRedirected, sentences(&["our own routes were changed"])));
-    assert!(!verdict(Comparison::default(), &[]).reasons.contains(&"our own routes were changed".to_owned()));
+    let reason = "our own routes are not those of the policy";
+    assert_eq!((found.state, found.reasons), (NotRedirected, sentences(&[reason])));
+    assert!(!verdict(Comparison::default(), &[]).reasons.contains(&reason.to_owned()));
 }
 
 #[test]
