@@ -98,7 +98,7 @@ pub(crate) fn has_text(mut source: impl Read, text: &[u8]) -> io::Result<bool> {
             return Ok(false);
         }
         searched.extend_from_slice(piece.get(..read).unwrap_or_default());
-        if searched.windows(text.len()).any(|window| window == text) {
+        if memchr::memmem::find(&searched, text).is_some() {
             return Ok(true);
         }
         // The text may begin in this piece and end in the next one.
