@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs the kernel tests as an unprivileged user in a user namespace. It creates that user with a range of ids to
-# map, and deletes it again; for that it needs root. The arguments are given to every test program.
+# map, and deletes it again; for that it needs root. The arguments are given to every test program; of TESTS, cargo's
+# options, there are only those.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -27,7 +28,8 @@ chmod 0755 "$place"
 
 cargo build --locked
 # Test programs are in deps/; the package's own programs are not.
-programs="$(cargo test --locked --no-run -p gybe-integration --message-format=json |
+# shellcheck disable=SC2086 # several options
+programs="$(cargo test --locked --no-run -p gybe-integration ${TESTS:-} --message-format=json |
     sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p')"
 
 # The user may have no access to this directory: a mount namespace shows it elsewhere. Cargo runs a test in its

@@ -1,6 +1,7 @@
 //! Interfaces to the kernel: netlink and its constants, network namespaces, tracked connections, routes and addresses,
 //! sockets.
 
+pub mod listeners;
 pub(crate) mod netlink;
 pub mod netns;
 pub mod open_connections;

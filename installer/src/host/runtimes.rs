@@ -404,21 +404,35 @@ mod tests {
         let host = Host::new("handlers");
         let list =
             |plugin: &str| format!(r#"{{"name":"n","plugins":[{{"type":"a"}},{{"type":"{plugin}"}}]}}"#);
-        let known = |conf_dir: &str| {
+        let known = |conf_dir: &str, drop_ins| {
             let handlers = [("kata".to_owned(), PathBuf::from(conf_dir))].into();
             let configured = RuntimeConfig { handlers, internal_loopback: true, ..RuntimeConfig::default() };
-            let known = host.known(&[RuntimeProcess { configured, ..runtime("containerd", None) }]);
+            let known = host.known(&[RuntimeProcess { configured, drop_ins, ..runtime("containerd", None) }]);
             assert!(known.has_internal_loopback);
             (known.handlers_elsewhere, known.handlers_with_entry)
         };
         let handler = |path: &str| vec![("kata".to_owned(), PathBuf::from(path))];
         let elsewhere = |path| (handler(path), Vec::new());
-        assert_eq!(known("/etc/cni/net.d/"), Default::default());
-        assert_eq!(known("/none"), elsewhere("/none"));
+        assert_eq!(known("/etc/cni/net.d/", None), Default::default());
+        assert_eq!(known("/none", None), elsewhere("/none"));
         fs::write(host.root.join("etc/cni/custom/20.conflist"), list(PLUGIN)).unwrap();
-        assert_eq!(known("/etc/cni/custom"), (Vec::new(), handler("/etc/cni/custom")));
+        assert_eq!(known("/etc/cni/custom", None), (Vec::new(), handler("/etc/cni/custom")));
         fs::write(host.root.join("etc/cni/custom/10.conflist"), list("b")).unwrap();
-        assert_eq!(known("/etc/cni/custom"), elsewhere("/etc/cni/custom"), "containerd takes the first file");
+        assert_eq!(
+            known("/etc/cni/custom", None),
+            elsewhere("/etc/cni/custom"),
+            "containerd takes the first file"
+        );
+        let drop_in = format!(r#"{{"type":"{PLUGIN}"}}"#);
+        fs::create_dir(host.root.join("etc/cni/custom/n")).unwrap();
+        fs::write(host.root.join("etc/cni/custom/n/90-gybe.conf"), drop_in).unwrap();
+        assert_eq!(
+            known("/etc/cni/custom", None),
+            elsewhere("/etc/cni/custom"),
+            "an old containerd has no drop-ins"
+        );
+        let loaded = Some(DropIns::Loaded);
+        assert_eq!(known("/etc/cni/custom", loaded), (Vec::new(), handler("/etc/cni/custom")));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! notes use the result. Whether ztunnel listens in a pod also decides about its repair, and is certain.
 
 use super::own_namespace;
-use super::validation::{Listeners, has_udp_socket};
+use super::validation::{Listeners, has_udp_socket, processes_with};
 use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::inspect::probe_sets::{families_not_exempt, set_name};
 use gybe_netfilter::iptables::is_in_owning_user_namespace;
@@ -194,7 +194,7 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
         if policy.proxy_uids.contains(listener.uid) {
             continue;
         }
-        let processes = listener.processes(processes.iter().cloned());
+        let processes = processes_with(&listener, processes.iter().cloned());
         let owners: Vec<Owner> = processes.flat_map(|process| owners(&process, is_owned_here)).collect();
         if let Some(Owner { uid, gid }) = owners.last()
             && owners.iter().all(|owner| is_redirected(policy, *owner))

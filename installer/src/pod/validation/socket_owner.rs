@@ -1,8 +1,9 @@
-//! The process that listens on an address, from `/proc`. Messages use it, the proxy faults of verdicts (`pod::proxy`),
+//! The process that listens on an address, from the kernel's lists. Messages use it, the proxy faults of verdicts (`pod::proxy`),
 //! and the repair of ambient pods, which needs complete lists.
 
 use crate::pod::cgroups::processes;
 use crate::pod::manifest::printable;
+use gybe_netfilter::kernel::listeners::{ListeningSocket, listening_sockets};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -18,7 +19,7 @@ pub struct SocketOwner {
     pub process: Option<String>,
 }
 
-/// The tables of TCP sockets of the calling thread's network namespace.
+/// The tables of TCP sockets of the calling thread's network namespace, for a kernel without sock_diag(7).
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
 /// `TCP_LISTEN` of include/net/tcp_states.h, as the tables write it.
@@ -29,7 +30,7 @@ impl SocketOwner {
     /// socket on its port: each prevents bind(2) to that address. Reads the descriptors of all visible processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
         let listener = Listeners::read().of(address)?;
-        let process = listener.processes(processes(Path::new("/proc"))).next();
+        let process = processes_with(&listener, processes(Path::new("/proc"))).next();
         let process = process.map(|process| {
             let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
             let pid = process.file_name().unwrap_or_default().display();
@@ -39,23 +40,13 @@ impl SocketOwner {
     }
 }
 
-/// A listening socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::pod) struct Listener {
-    pub(in crate::pod) address: SocketAddr,
-    pub(in crate::pod) uid: u32,
-    inode: u64,
-    /// Connections that its process has not accepted yet.
-    waiting: u32,
-}
-
 /// The listening sockets of the calling thread's network namespace.
-pub(in crate::pod) struct Listeners(Vec<Listener>);
+pub(in crate::pod) struct Listeners(Vec<ListeningSocket>);
 
 impl Listeners {
-    /// Reads what can be read.
+    /// Reads them; none if not all can be read.
     pub(in crate::pod) fn read() -> Self {
-        Self(TABLES.into_iter().flat_map(|table| of_table(table).unwrap_or_default()).collect())
+        Self::read_all().unwrap_or_else(|_| Self(Vec::new()))
     }
 
     /// Reads them all.
@@ -63,6 +54,9 @@ impl Listeners {
     /// # Errors
     /// When a table cannot be read. A kernel without IPv6 has only the first one.
     pub(in crate::pod) fn read_all() -> io::Result<Self> {
+        if let Some(sockets) = listening_sockets() {
+            return Ok(Self(sockets));
+        }
         let [v4, v6] = TABLES.map(of_table);
         let v6 = match v6 {
             Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
@@ -78,35 +72,33 @@ impl Listeners {
     }
 
     /// Returns the socket that receives connections to `address`; for an unspecified address, any socket on its port.
-    pub(in crate::pod) fn of(&self, address: SocketAddr) -> Option<Listener> {
+    pub(in crate::pod) fn of(&self, address: SocketAddr) -> Option<ListeningSocket> {
         let exact = self.0.iter().find(|listener| listener.address == address);
-        let wildcard = || self.0.iter().find(|listener| listener.is_wildcard_for(address));
+        let wildcard = || self.0.iter().find(|listener| is_wildcard_for(listener, address));
         let is_on_port =
-            |it: &&Listener| address.ip().is_unspecified() && it.address.port() == address.port();
+            |it: &&ListeningSocket| address.ip().is_unspecified() && it.address.port() == address.port();
         exact.or_else(wildcard).or_else(|| self.0.iter().find(is_on_port)).cloned()
     }
 }
 
-impl Listener {
-    /// Returns the processes, as directories in `/proc`, that have a descriptor of the socket.
-    pub(in crate::pod) fn processes(
-        &self,
-        all: impl Iterator<Item = PathBuf>,
-    ) -> impl Iterator<Item = PathBuf> {
-        let link = format!("socket:[{}]", self.inode);
-        all.filter(move |process| {
-            let fds = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-            let mut links = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
-            links.any(|target| target.as_os_str() == link.as_str())
-        })
-    }
+/// Returns the processes, as directories in `/proc`, that have a descriptor of the socket.
+pub(in crate::pod) fn processes_with(
+    socket: &ListeningSocket,
+    all: impl Iterator<Item = PathBuf>,
+) -> impl Iterator<Item = PathBuf> {
+    let link = format!("socket:[{}]", socket.inode);
+    all.filter(move |process| {
+        let fds = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        let mut links = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+        links.any(|target| target.as_os_str() == link.as_str())
+    })
+}
 
-    /// Reports whether the socket is on the unspecified address and receives connections to `address`. One on `::`
-    /// receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
-    fn is_wildcard_for(&self, address: SocketAddr) -> bool {
-        let families_fit = self.address.is_ipv6() || address.is_ipv4();
-        self.address.port() == address.port() && self.address.ip().is_unspecified() && families_fit
-    }
+/// Reports whether the socket is on the unspecified address and receives connections to `address`. One on `::` receives
+/// IPv4 too, unless IPV6_V6ONLY is set, which no list here shows.
+fn is_wildcard_for(socket: &ListeningSocket, address: SocketAddr) -> bool {
+    let families_fit = socket.address.is_ipv6() || address.is_ipv4();
+    socket.address.port() == address.port() && socket.address.ip().is_unspecified() && families_fit
 }
 
 /// Reports whether a UDP socket of the calling thread's network namespace has this port, at any address.
@@ -119,17 +111,17 @@ pub(in crate::pod) fn has_udp_socket(port: u16) -> bool {
     lines.any(|line| line.split_whitespace().nth(1).and_then(address).is_some_and(|it| it.port() == port))
 }
 
-fn of_table(path: &str) -> io::Result<Vec<Listener>> {
+fn of_table(path: &str) -> io::Result<Vec<ListeningSocket>> {
     listeners(BufReader::new(File::open(path)?))
 }
 
 /// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst). They are its first lines
 /// (`tcp_get_idx`, net/ipv4/tcp_ipv4.c, v6.18), so the others, which may be many, are not read.
-fn listeners(table: impl BufRead) -> io::Result<Vec<Listener>> {
+fn listeners(table: impl BufRead) -> io::Result<Vec<ListeningSocket>> {
     table.lines().skip(1).map(|line| line.map(|line| listener(&line))).map_while(Result::transpose).collect()
 }
 
-fn listener(line: &str) -> Option<Listener> {
+fn listener(line: &str) -> Option<ListeningSocket> {
     // `nth` skips: `sl`; `rem_address`; the timers and `retrnsmt`; `timeout`.
     let mut words = line.split_whitespace();
     let address = address(words.nth(1)?)?;
@@ -138,7 +130,7 @@ fn listener(line: &str) -> Option<Listener> {
     let (_, waiting) = words.next()?.split_once(':')?;
     let waiting = u32::from_str_radix(waiting, 16).ok()?;
     let uid = words.nth(2)?.parse().ok()?;
-    Some(Listener { address, uid, inode: words.nth(1)?.parse().ok()?, waiting })
+    Some(ListeningSocket { address, uid, inode: words.nth(1)?.parse().ok()?, waiting })
 }
 
 /// Parses `0100007F:3A9A`: the IP as 32-bit words in the machine's byte order, then the port.
@@ -170,7 +162,7 @@ mod tests {
         let address = "0.0.0.0:22".parse().unwrap();
         assert_eq!(
             listeners(table.as_bytes()).unwrap(),
-            [Listener { address, uid: 7, inode: 15, waiting: 11 }]
+            [ListeningSocket { address, uid: 7, inode: 15, waiting: 11 }]
         );
     }
 
@@ -188,6 +180,9 @@ mod tests {
             };
             let owner = SocketOwner::of(queried).unwrap();
             assert_eq!(owner.address, bound);
+            let in_tables: Vec<_> = TABLES.into_iter().flat_map(|table| of_table(table).unwrap()).collect();
+            let of_it = |list: Vec<ListeningSocket>| list.into_iter().find(|it| it.address == bound).unwrap();
+            assert_eq!(of_it(listening_sockets().unwrap()), of_it(in_tables));
             let everywhere = format!("{everywhere}:{}", bound.port()).parse().unwrap();
             assert_eq!(SocketOwner::of(everywhere).as_ref(), Some(&owner));
             let process = owner.process.unwrap();
