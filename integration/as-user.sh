@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the kernel tests as an unprivileged user in a user namespace. It creates that user with a range of ids to
-# map, and deletes it again; for that it needs root. The arguments are given to every test program; of TESTS, cargo's
-# options, there are only those.
+# map, and deletes it again; for that it needs root. The arguments are given to every test program. TESTS: options for
+# `cargo test` that select test programs, such as `--test add`; without them all run.
 set -eu
 cd "$(dirname "$0")/.."
 

@@ -141,7 +141,8 @@ make_base() {
     rm -rf "$place/base" "$place/base.complete"
     sources >"$place/sources.list"
     apt-config dump | grep '^Acquire::' | grep -v '^Acquire::IndexTargets' >"$place/apt.conf"
-    # In a mount namespace of its own: one time umount found the base's /proc busy, and the copy below had 51 GB of it.
+    # In a mount namespace of its own: once the base's /proc was busy and stayed mounted, and each copy of the base
+    # would have been as large as the disk.
     unshare --mount mmdebstrap --quiet --variant=minbase --format=directory --aptopt="$place/apt.conf" \
         --dpkgopt=force-unsafe-io \
         --include=gcc,libc6-dev,make,git,ca-certificates bookworm "$place/base" "$place/sources.list"

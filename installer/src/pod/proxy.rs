@@ -128,7 +128,7 @@ pub fn proxy_faults(netns: &Netns, policy: &RedirectPolicy, processes: &[PathBuf
 /// while that is not known.
 pub(crate) fn silent_ports_of_ztunnel(netns: &Netns) -> Vec<u16> {
     let silent = |ports: Vec<u16>| {
-        let Ok(Ok(listeners)) = netns.run(Listeners::read_all) else { return Vec::new() };
+        let Ok(Ok(listeners)) = netns.run(Listeners::read) else { return Vec::new() };
         let is_silent = |port: &u16| listeners.of((Ipv4Addr::LOCALHOST, *port).into()).is_none();
         ports.into_iter().filter(is_silent).collect()
     };
@@ -165,7 +165,7 @@ fn addresses_of_eth0() -> Result<Vec<IpAddr>, RoutesError> {
 }
 
 fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
-    let listeners = Listeners::read();
+    let Ok(listeners) = Listeners::read() else { return Vec::new() };
     let (mut silent, mut faults, mut found) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
     for arrive in arrivals(policy) {
         let listener = listeners.of(arrive).or_else(|| {
@@ -182,7 +182,7 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
     let waiting: Vec<(u16, u32)> = waiting.filter(|(_, before)| *before > 0).collect();
     if !waiting.is_empty() {
         thread::sleep(ACCEPT_TIME);
-        let later = Listeners::read();
+        let Ok(later) = Listeners::read() else { return Vec::new() };
         let still = waiting.into_iter().map(|(port, before)| (port, before, later.waiting_on(port)));
         let faulty = still.filter(|(_, before, now)| now >= before);
         faults.extend(faulty.map(|(port, _, waiting)| ProxyFault::DoesNotAccept { port, waiting }));
@@ -243,7 +243,8 @@ fn arrivals(policy: &RedirectPolicy) -> Vec<SocketAddr> {
 /// Reports whether sockets for DNS over UDP and TCP have the resolver's port, at any address.
 fn has_resolver() -> bool {
     let port = AGENT_DNS_PORT.get();
-    has_udp_socket(port) && Listeners::read().of((Ipv4Addr::UNSPECIFIED, port).into()).is_some()
+    let at = (Ipv4Addr::UNSPECIFIED, port).into();
+    has_udp_socket(port) && Listeners::read().is_ok_and(|listeners| listeners.of(at).is_some())
 }
 
 fn is_redirected(policy: &RedirectPolicy, owner: Owner) -> bool {

@@ -1,5 +1,5 @@
-//! The process that listens on an address, from the kernel's lists. Messages use it, the proxy faults of verdicts (`pod::proxy`),
-//! and the repair of ambient pods, which needs complete lists.
+//! The process that listens on an address, from the kernel's lists. Messages use it, the proxy faults of verdicts
+//! (`pod::proxy`), and the repair of ambient pods, which needs complete lists.
 
 use crate::pod::cgroups::processes;
 use crate::pod::manifest::printable;
@@ -29,7 +29,7 @@ impl SocketOwner {
     /// Returns the owner of the socket that receives connections to `address`; for an unspecified address, of any
     /// socket on its port: each prevents bind(2) to that address. Reads the descriptors of all visible processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
-        let listener = Listeners::read().of(address)?;
+        let listener = Listeners::read().ok()?.of(address)?;
         let process = processes_with(&listener, processes(Path::new("/proc"))).next();
         let process = process.map(|process| {
             let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
@@ -44,25 +44,12 @@ impl SocketOwner {
 pub(in crate::pod) struct Listeners(Vec<ListeningSocket>);
 
 impl Listeners {
-    /// Reads them; none if not all can be read.
-    pub(in crate::pod) fn read() -> Self {
-        Self::read_all().unwrap_or_else(|_| Self(Vec::new()))
-    }
-
     /// Reads them all.
     ///
     /// # Errors
-    /// When a table cannot be read. A kernel without IPv6 has only the first one.
-    pub(in crate::pod) fn read_all() -> io::Result<Self> {
-        if let Some(sockets) = listening_sockets() {
-            return Ok(Self(sockets));
-        }
-        let [v4, v6] = TABLES.map(of_table);
-        let v6 = match v6 {
-            Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
-            read => read?,
-        };
-        Ok(Self([v4?, v6].concat()))
+    /// When a table cannot be read.
+    pub(in crate::pod) fn read() -> io::Result<Self> {
+        listening_sockets().map_or_else(of_tables, Ok).map(Self)
     }
 
     /// Returns how many connections to the port no process has accepted yet. Envoy has a socket for each of its threads.
@@ -95,7 +82,7 @@ pub(in crate::pod) fn processes_with(
 }
 
 /// Reports whether the socket is on the unspecified address and receives connections to `address`. One on `::` receives
-/// IPv4 too, unless IPV6_V6ONLY is set, which no list here shows.
+/// IPv4 too, unless IPV6_V6ONLY is set, which the tables do not show.
 fn is_wildcard_for(socket: &ListeningSocket, address: SocketAddr) -> bool {
     let families_fit = socket.address.is_ipv6() || address.is_ipv4();
     socket.address.port() == address.port() && socket.address.ip().is_unspecified() && families_fit
@@ -111,8 +98,14 @@ pub(in crate::pod) fn has_udp_socket(port: u16) -> bool {
     lines.any(|line| line.split_whitespace().nth(1).and_then(address).is_some_and(|it| it.port() == port))
 }
 
-fn of_table(path: &str) -> io::Result<Vec<ListeningSocket>> {
-    listeners(BufReader::new(File::open(path)?))
+/// Reads both tables. A kernel without IPv6 has only the first one.
+fn of_tables() -> io::Result<Vec<ListeningSocket>> {
+    let [v4, v6] = TABLES.map(|table| listeners(BufReader::new(File::open(table)?)));
+    let v6 = match v6 {
+        Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
+        read => read?,
+    };
+    Ok([v4?, v6].concat())
 }
 
 /// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst). They are its first lines
@@ -151,7 +144,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     #[test]
     fn the_kernels_tables_are_read() {
@@ -164,6 +157,21 @@ mod tests {
             listeners(table.as_bytes()).unwrap(),
             [ListeningSocket { address, uid: 7, inode: 15, waiting: 11 }]
         );
+    }
+
+    #[test]
+    fn both_lists_have_a_socket_alike() {
+        for here in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0", "[::ffff:127.0.0.1]:0"] {
+            let listener = TcpListener::bind(here).unwrap();
+            let bound = listener.local_addr().unwrap();
+            let _waits = TcpStream::connect(bound).unwrap();
+            let of_it = |list: Vec<ListeningSocket>| {
+                list.into_iter().find(|it| it.address.port() == bound.port() && it.waiting == 1).unwrap()
+            };
+            let by_diag = of_it(listening_sockets().expect("this kernel has tcp_diag; modprobe tcp_diag"));
+            assert_eq!(by_diag.address.ip(), bound.ip().to_canonical());
+            assert_eq!(by_diag, of_it(of_tables().unwrap()));
+        }
     }
 
     #[test]
@@ -180,9 +188,6 @@ mod tests {
             };
             let owner = SocketOwner::of(queried).unwrap();
             assert_eq!(owner.address, bound);
-            let in_tables: Vec<_> = TABLES.into_iter().flat_map(|table| of_table(table).unwrap()).collect();
-            let of_it = |list: Vec<ListeningSocket>| list.into_iter().find(|it| it.address == bound).unwrap();
-            assert_eq!(of_it(listening_sockets().unwrap()), of_it(in_tables));
             let everywhere = format!("{everywhere}:{}", bound.port()).parse().unwrap();
             assert_eq!(SocketOwner::of(everywhere).as_ref(), Some(&owner));
             let process = owner.process.unwrap();
