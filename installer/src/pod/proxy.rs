@@ -2,10 +2,11 @@
 //! notes use the result. Whether ztunnel listens in a pod also decides about its repair, and is certain.
 
 use super::own_namespace;
-use super::validation::{Listeners, has_udp_socket, processes_with};
+use super::validation::{Listeners, processes_with};
 use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::inspect::probe_sets::{families_not_exempt, set_name};
 use gybe_netfilter::iptables::is_in_owning_user_namespace;
+use gybe_netfilter::kernel::listeners::has_udp_socket;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
 use gybe_netfilter::model::packet::Owner;

@@ -7,7 +7,7 @@ mod connection;
 mod socket_owner;
 
 pub use socket_owner::SocketOwner;
-pub(super) use socket_owner::{Listeners, has_udp_socket, processes_with};
+pub(super) use socket_owner::{Listeners, processes_with};
 
 use crate::pod::init_args::ValidationOptions;
 use connection::{AttemptEnd, ConnectAttempt, ProxyListeners};

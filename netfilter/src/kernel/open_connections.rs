@@ -28,7 +28,7 @@ use std::path::Path;
 /// `/proc/sys/net` shows the namespace of the thread that opens the file.
 const LOOSE: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose";
 /// The tables of TCP sockets. `/proc/net` would be the namespace of the process's first thread.
-const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+pub(super) const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
 /// How many sockets are looked at, whatever their state: a process in the namespace may open any number of them.
 const MOST_SOCKETS: usize = 100_000;
@@ -254,11 +254,11 @@ fn connection(line: &str) -> Option<OpenConnection> {
     let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
     // include/net/tcp_states.h: ESTABLISHED, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
     let is_open = matches!(state, "01" | "03" | "04" | "05" | "08" | "09" | "0B");
-    Some(OpenConnection { local: address(local)?, remote: address(remote)? }).filter(|_| is_open)
+    Some(OpenConnection { local: table_address(local)?, remote: table_address(remote)? }).filter(|_| is_open)
 }
 
 /// Parses `0100007F:1F90`: each group of eight digits is a number in host byte order.
-fn address(text: &str) -> Option<SocketAddr> {
+pub(super) fn table_address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let groups = (0..ip.len()).step_by(8).map(|at| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok());
     let bytes: Vec<u8> =
@@ -318,8 +318,8 @@ mod tests {
         let group = |octets: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(octets));
         let mapped = [group([0; 4]), group([0; 4]), group([0, 0, 255, 255]), group([10, 9, 0, 2])].concat();
         let v6 = [group([0xfd, 9, 0, 0]), group([0; 4]), group([0; 4]), group([0, 0, 0, 1])].concat();
-        assert_eq!(address(&format!("{mapped}:0050")), "10.9.0.2:80".parse().ok());
-        assert_eq!(address(&format!("{v6}:0050")), "[fd09::1]:80".parse().ok());
+        assert_eq!(table_address(&format!("{mapped}:0050")), "10.9.0.2:80".parse().ok());
+        assert_eq!(table_address(&format!("{v6}:0050")), "[fd09::1]:80".parse().ok());
         for text in ["", "x", "  sl  local_address rem_address   st tx_queue", "0: 00:1 00:1 01"] {
             assert_eq!(connection(text), None, "{text}");
         }
