@@ -12,6 +12,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=$PWD place=$(realpath -m "${CARGO_TARGET_DIR:-target}")/bare-machine
+shared=(.cargo/registry/{index,cache} go/pkg/mod/cache/download .cache/{pip,go-build})
 
 # The first process in the namespaces: makes the mounts of a machine, and runs the command. Arguments: the root directory,
 # the command, and its variables.
@@ -43,8 +44,8 @@ inside() {
     mkdir -p "$root.rustup/upper" "$root.rustup/work"
     mount -t overlay -o "lowerdir=${RUSTUP_HOME:-$HOME/.rustup},upperdir=$root.rustup/upper,workdir=$root.rustup/work" \
         overlay root/.rustup
-    for directory in .cargo/registry/index .cargo/registry/cache go/pkg/mod/cache/download .cache/pip; do
-        mount --bind "$place/downloads/$directory" "root/$directory"
+    for directory in "${shared[@]}"; do
+        mount --bind "$place/shared/$directory" "root/$directory"
     done
     read -r -n 1 -t 60 <"$place/network"
     pivot_root . mnt
@@ -71,7 +72,7 @@ fi
 
 [ "$(id -u)" = 0 ] || { echo "this makes namespaces and a root directory, so it needs root" >&2; exit 1; }
 integration/setup.sh bare-machine
-mkdir -p "$place"/logs "$place"/downloads/{.cargo/registry/{index,cache},go/pkg/mod/cache/download,.cache/pip}
+mkdir -p "$place/logs" "$place/shared/target" "${shared[@]/#/$place/shared/}"
 # A second run waits.
 exec {lock}>"$place/lock"
 flock "$lock"
@@ -152,7 +153,7 @@ make_base() {
     done
     # The name server of slirp4netns, which queries this machine's.
     echo "nameserver 10.0.2.3" >"$place/base/etc/resolv.conf"
-    mkdir -p "$place/base/root/"{.rustup,.cargo/{bin,registry/{index,cache}},go/pkg/mod/cache/download,.cache/pip}
+    mkdir -p "$place/base/root/"{.rustup,.cargo/bin} "${shared[@]/#/$place/base/root/}"
     for name in rustup cargo rustc rustdoc rustfmt cargo-fmt cargo-clippy clippy-driver; do
         cp -a "${CARGO_HOME:-$HOME/.cargo}/bin/$name" "$place/base/root/.cargo/bin/"
     done
@@ -175,12 +176,19 @@ environment() {
 }
 
 unshare="" slirp=""
-# Ends all processes in the namespaces: the first of them ends last.
+# Ends all processes in the namespaces: the first of them ends last. Keeps what cargo compiled.
 end() {
     [ -z "$unshare" ] || kill -KILL $(cat "/proc/$unshare/task/$unshare/children") 2>/dev/null || true
     [ -z "$slirp" ] || kill "$slirp" 2>/dev/null || true
     wait
     unshare="" slirp=""
+    # In the next clone cargo compiles the workspace's crates again: their files are newer.
+    (
+        cd "$place/root/root/gybe" 2>/dev/null || exit 0
+        find target/{,*-musl/}{debug,release} -type f '(' -path '*/.fingerprint/*' -o -path '*/build/*' \
+            -o -path '*/deps/*.*' ')' -print0 2>/dev/null |
+            xargs -0 --no-run-if-empty cp -a --update --parents -t "$place/shared" || true
+    )
     rm -rf "$place/root" "$place/root.rustup" "$place/started" "$place/network"
 }
 trap end EXIT
@@ -192,12 +200,14 @@ megabytes() { du -sm --total "$@" | sed -n 's/\ttotal$//p'; }
 
 # run COMMAND TEXT: prints a row of the table.
 run() {
-    local root=$place/root log result=passed started network begin
+    local root=$place/root log result=passed started network begin before
     log=$(tr -cs 'A-Za-z0-9\n' - <<<"$1")
     log=$place/logs/${log:0:100}
     end
     cp -a "$place/base" "$root"
     git clone --quiet "$here" "$root/root/gybe"
+    cp -a "$place/shared/target" "$root/root/gybe/"
+    before=$(megabytes "$place"/{base,shared})
     mkfifo "$place/started" "$place/network"
     exec {started}<>"$place/started" {network}<>"$place/network"
     begin=$SECONDS
@@ -220,7 +230,7 @@ run() {
     fi
     exec {network}>&-
     printf '%8s %8s  %s: %s\n' "$((SECONDS - begin))" \
-        "$(($(megabytes "$root" "$root.rustup") - $(megabytes "$place/base")))" "$1" "$result"
+        "$(($(megabytes "$root" "$root.rustup" "$place/shared") - before))" "$1" "$result"
     [ "${result%% *}" != failed ] || tail -n 20 "$log"
     end
 }
