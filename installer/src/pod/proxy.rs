@@ -23,6 +23,8 @@ use std::{fmt, fs, thread};
 /// How long connections may wait for a busy proxy: longer than the period of its processor limit (`cpu.max`), 100 ms.
 const ACCEPT_TIME: Duration = Duration::from_millis(150);
 
+const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
 /// The ports on which ztunnel listens in an ambient pod.
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT.get(), INBOUND_PORT.get(), TUNNEL_PORT.get()];
 
@@ -130,7 +132,7 @@ pub fn proxy_faults(netns: &Netns, policy: &RedirectPolicy, processes: &[PathBuf
 pub(crate) fn silent_ports_of_ztunnel(netns: &Netns) -> Vec<u16> {
     let silent = |ports: Vec<u16>| {
         let Ok(Ok(listeners)) = netns.run(Listeners::read) else { return Vec::new() };
-        let is_silent = |port: &u16| listeners.of((Ipv4Addr::LOCALHOST, *port).into()).is_none();
+        let is_silent = |port: &u16| LOOPBACK.iter().all(|ip| listeners.of((*ip, *port).into()).is_none());
         ports.into_iter().filter(is_silent).collect()
     };
     let first = silent(ZTUNNEL_PORTS.to_vec());
@@ -223,10 +225,9 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
 /// connections of the pod to itself to the inbound port.
 fn arrivals(policy: &RedirectPolicy) -> Vec<SocketAddr> {
     let own: Vec<IpAddr> = own_namespace::addresses().unwrap_or_default();
-    let families: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     let is_captured = |loopback: &IpAddr| loopback.is_ipv4() || policy.families == Families::V4AndV6;
     let mut arrivals = Vec::new();
-    for loopback in families.into_iter().filter(is_captured) {
+    for loopback in LOOPBACK.into_iter().filter(is_captured) {
         let is_of_family = |own: &&IpAddr| is_usable(own) && own.is_ipv4() == loopback.is_ipv4();
         let Some(own) = own.iter().find(is_of_family) else { continue };
         if policy.captures_outbound() {

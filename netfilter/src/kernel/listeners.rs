@@ -4,7 +4,7 @@
 //! table of the connections of all namespaces: 7 ms each on a machine with 24 GiB, where a list of sock_diag takes
 //! 0.1 ms.
 
-use super::netlink::attr::{Writer, address};
+use super::netlink::attr::{Attributes, Writer, address};
 use super::netlink::list::{Limit, Listed};
 use super::netlink::message::{DUMP, Header, REQUEST};
 use super::netlink::socket::Socket;
@@ -19,6 +19,8 @@ use std::net::SocketAddr;
 pub struct ListeningSocket {
     /// The address that it is bound to; an IPv4-mapped IPv6 address as IPv4.
     pub address: SocketAddr,
+    /// It receives IPv6 alone, for IPV6_V6ONLY of ipv6(7) or for its address. `false` if it comes from `/proc`.
+    pub is_v6_only: bool,
     /// Its owner in the caller's user namespace.
     pub uid: u32,
     /// Its inode, which the links in `/proc/PID/fd` name.
@@ -29,6 +31,9 @@ pub struct ListeningSocket {
 
 /// include/uapi/linux/sock_diag.h (v6.18).
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+/// include/uapi/linux/inet_diag.h (v6.18). A listening IPv6 socket always has it (`inet_diag_msg_attrs_fill`,
+/// net/ipv4/inet_diag.c).
+const INET_DIAG_SKV6ONLY: u16 = 11;
 /// include/net/tcp_states.h (v6.18).
 const TCP_LISTEN: u32 = 10;
 // include/linux/socket.h and include/uapi/linux/in.h (v6.18), in the width of the messages.
@@ -71,7 +76,7 @@ fn request(family: u8, sequence: u32) -> Option<Vec<u8>> {
     request.finish()
 }
 
-/// Reads `struct inet_diag_msg` of the same file.
+/// Reads `struct inet_diag_msg` of the same file, and the attribute after it.
 fn read(message: &[u8]) -> Option<ListeningSocket> {
     let word = |at: usize| message.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
     let length = match *message.first()? {
@@ -81,8 +86,10 @@ fn read(message: &[u8]) -> Option<ListeningSocket> {
     };
     let ip = address(message.get(8..8 + length)?)?;
     let port = u16::from_be_bytes(message.get(4..6)?.try_into().ok()?);
+    let is_v6_only = Attributes::of(message.get(72..)?).get(INET_DIAG_SKV6ONLY);
     Some(ListeningSocket {
         address: SocketAddr::new(ip.to_canonical(), port),
+        is_v6_only: is_v6_only.is_some_and(|it| it.value != [0]),
         waiting: word(56)?,
         uid: word(64)?,
         inode: word(68)?.into(),
@@ -114,7 +121,8 @@ fn of_line(line: &str) -> Option<ListeningSocket> {
     let (_, waiting) = words.next()?.split_once(':')?;
     let waiting = u32::from_str_radix(waiting, 16).ok()?;
     let uid = words.nth(2)?.parse().ok()?;
-    Some(ListeningSocket { address, uid, inode: words.nth(1)?.parse().ok()?, waiting })
+    let inode = words.nth(1)?.parse().ok()?;
+    Some(ListeningSocket { address, is_v6_only: false, uid, inode, waiting })
 }
 
 /// Reports whether a UDP socket of the calling thread's network namespace has this port, at any address; `false` if the
@@ -141,7 +149,7 @@ mod tests {
         let address = "0.0.0.0:22".parse().unwrap();
         assert_eq!(
             of_table(table.as_bytes()).unwrap(),
-            [ListeningSocket { address, uid: 7, inode: 15, waiting: 11 }]
+            [ListeningSocket { address, is_v6_only: false, uid: 7, inode: 15, waiting: 11 }]
         );
     }
 
@@ -156,7 +164,7 @@ mod tests {
             };
             let by_diag = of_it(by_sock_diag().expect("this kernel has tcp_diag; modprobe tcp_diag"));
             assert_eq!(by_diag.address.ip(), bound.ip().to_canonical());
-            assert_eq!(by_diag, of_it(by_tables().unwrap()));
+            assert_eq!(ListeningSocket { is_v6_only: false, ..by_diag }, of_it(by_tables().unwrap()));
         }
     }
 

@@ -74,17 +74,34 @@ pub(in crate::pod) fn processes_with(
     })
 }
 
-/// Reports whether the socket is on the unspecified address and receives connections to `address`. One on `::` receives
-/// IPv4 too, unless IPV6_V6ONLY is set, which is not read.
+/// Reports whether the socket is on the unspecified address and receives connections to `address`.
 fn is_wildcard_for(socket: &ListeningSocket, address: SocketAddr) -> bool {
-    let families_fit = socket.address.is_ipv6() || address.is_ipv4();
+    let families_fit =
+        socket.address.is_ipv6() == address.is_ipv6() || socket.address.is_ipv6() && !socket.is_v6_only;
     socket.address.port() == address.port() && socket.address.ip().is_unspecified() && families_fit
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::{Ipv4Addr, TcpListener};
+    use nix::sys::socket::sockopt::Ipv6V6Only;
+    use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, listen, setsockopt, socket};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
+
+    #[test]
+    fn a_socket_for_ipv6_alone_receives_no_ipv4() {
+        for is_v6_only in [true, false] {
+            let socket =
+                socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+            setsockopt(&socket, Ipv6V6Only, &is_v6_only).unwrap();
+            listen(&socket, Backlog::new(1).unwrap()).unwrap();
+            let listener = TcpListener::from(socket);
+            let port = listener.local_addr().unwrap().port();
+            let listeners = Listeners::read().unwrap();
+            assert_eq!(listeners.of((Ipv4Addr::LOCALHOST, port).into()).is_none(), is_v6_only);
+            assert!(listeners.of((Ipv6Addr::LOCALHOST, port).into()).is_some());
+        }
+    }
 
     #[test]
     fn a_listening_process_is_found_by_its_address() {
