@@ -72,7 +72,7 @@ fi
 
 [ "$(id -u)" = 0 ] || { echo "this makes namespaces and a root directory, so it needs root" >&2; exit 1; }
 integration/setup.sh bare-machine
-mkdir -p "$place/logs" "$place/shared/target" "${shared[@]/#/$place/shared/}"
+mkdir -p "$place/logs" "${shared[@]/#/$place/shared/}"
 # A second run waits.
 exec {lock}>"$place/lock"
 flock "$lock"
@@ -139,7 +139,7 @@ sources() {
 make_base() {
     local name
     [ -z "$(find "$place/base.complete" -mtime 0 2>/dev/null)" ] || return 0
-    rm -rf "$place/base" "$place/base.complete"
+    rm -rf "$place/base" "$place/base.complete" "$place/shared/target"
     sources >"$place/sources.list"
     apt-config dump | grep '^Acquire::' | grep -v '^Acquire::IndexTargets' >"$place/apt.conf"
     # In a mount namespace of its own: once the base's /proc was busy and stayed mounted, and each copy of the base
@@ -153,7 +153,7 @@ make_base() {
     done
     # The name server of slirp4netns, which queries this machine's.
     echo "nameserver 10.0.2.3" >"$place/base/etc/resolv.conf"
-    mkdir -p "$place/base/root/"{.rustup,.cargo/bin} "${shared[@]/#/$place/base/root/}"
+    mkdir -p "$place/base/root/"{.rustup,.cargo/bin}
     for name in rustup cargo rustc rustdoc rustfmt cargo-fmt cargo-clippy clippy-driver; do
         cp -a "${CARGO_HOME:-$HOME/.cargo}/bin/$name" "$place/base/root/.cargo/bin/"
     done
@@ -175,20 +175,29 @@ environment() {
     done
 }
 
+# Moves what cargo compiled in a clone to the shared directory, but no program and no crate of the workspace, and no crate
+# whose build script needs a package of Debian, which cargo would not run again.
+keep_dependencies() {
+    local target=$place/root/root/gybe/target directory kept
+    for directory in "$target"/{,*-musl/}{debug,release}; do
+        [ -d "$directory/deps" ] || continue
+        find "$directory"/{deps,build,.fingerprint} -mindepth 1 -maxdepth 1 '(' -path '*/deps/*' ! -name '*.*' \
+            -o -name '*gybe[-_]*' -o -name 'k8s-cri-*' -o -name 'rustables-*' -o -name '*-sys-*' ')' -exec rm -r '{}' +
+        kept=$place/shared/target${directory#"$target"}
+        rm -rf "$kept"
+        mkdir -p "$kept"
+        mv "$directory"/{deps,build,.fingerprint} "$kept"
+    done
+}
+
 unshare="" slirp=""
-# Ends all processes in the namespaces: the first of them ends last. Keeps what cargo compiled.
+# Ends all processes in the namespaces: the first of them ends last.
 end() {
     [ -z "$unshare" ] || kill -KILL $(cat "/proc/$unshare/task/$unshare/children") 2>/dev/null || true
     [ -z "$slirp" ] || kill "$slirp" 2>/dev/null || true
     wait
     unshare="" slirp=""
-    # In the next clone cargo compiles the workspace's crates again: their files are newer.
-    (
-        cd "$place/root/root/gybe" 2>/dev/null || exit 0
-        find target/{,*-musl/}{debug,release} -type f '(' -path '*/.fingerprint/*' -o -path '*/build/*' \
-            -o -path '*/deps/*.*' ')' -print0 2>/dev/null |
-            xargs -0 --no-run-if-empty cp -a --update --parents -t "$place/shared" || true
-    )
+    [ $# = 0 ] || keep_dependencies
     rm -rf "$place/root" "$place/root.rustup" "$place/started" "$place/network"
 }
 trap end EXIT
@@ -206,8 +215,9 @@ run() {
     end
     cp -a "$place/base" "$root"
     git clone --quiet "$here" "$root/root/gybe"
+    mkdir -p "$place/shared/target" "${shared[@]/#/$root/root/}"
     cp -a "$place/shared/target" "$root/root/gybe/"
-    before=$(megabytes "$place"/{base,shared})
+    before=$(megabytes "$root" "$place/shared")
     mkfifo "$place/started" "$place/network"
     exec {started}<>"$place/started" {network}<>"$place/network"
     begin=$SECONDS
@@ -232,7 +242,7 @@ run() {
     printf '%8s %8s  %s: %s\n' "$((SECONDS - begin))" \
         "$(($(megabytes "$root" "$root.rustup" "$place/shared") - before))" "$1" "$result"
     [ "${result%% *}" != failed ] || tail -n 20 "$log"
-    end
+    end keep
 }
 
 make_base

@@ -100,7 +100,8 @@ impl ProxyFault {
                  connections are refused until it listens"
             }
             Self::Elsewhere { .. } => {
-                "let the proxy listen at every address: 0.0.0.0, and :: in a pod with IPv6"
+                "let the proxy listen at every address: 0.0.0.0, and :: in a pod with IPv6; a socket at :: with IPV6_V6ONLY \
+                 (v6only:1 in ss -lnte) receives no IPv4"
             }
             Self::DoesNotAccept { .. } => {
                 "if the number stays or grows, the proxy is stopped, frozen or hangs: look at its processes (STAT in ps) and \

@@ -101,7 +101,7 @@ fn f01_events_wait_while_the_api_server_fails_and_delay_nothing() {
     agent.wait_for_message("an event cannot be written");
     assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
     let repaired = agent.metric("gybe_repairs_total{what=\"conf\"}");
-    // A first write may meet a turn with new settings, after which a missing entry is nobody's rewrite.
+    // The agent does not count a rewrite that it first observes in the pass in which its settings change.
     wait_until("a repair", || {
         cluster.node.put_conf(FILE, PRIMARY);
         wait_until("the entry", || cluster.node.entry(FILE).is_some());

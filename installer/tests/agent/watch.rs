@@ -137,7 +137,7 @@ fn an_unknown_pod_is_looked_up_once_for_all_queries() {
     let cluster = TestCluster::new("once");
     put_elsewhere(&cluster, "cart-0", "u0");
     let watched = &cluster.start_watch();
-    // All queries begin while it lasts.
+    // The server delays its first response to a GET, so that all queries begin before it.
     cluster.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_secs(1))).at(Verb::Get).times(1));
     thread::scope(|scope| {
         for _ in 0..30 {

@@ -19,7 +19,7 @@ use std::net::SocketAddr;
 pub struct ListeningSocket {
     /// The address that it is bound to; an IPv4-mapped IPv6 address as IPv4.
     pub address: SocketAddr,
-    /// It receives IPv6 alone, for IPV6_V6ONLY of ipv6(7) or for its address. `false` if it comes from `/proc`.
+    /// It receives IPv6 alone, because of IPV6_V6ONLY (ipv6(7)) or of its address. `false` if it comes from `/proc`.
     pub is_v6_only: bool,
     /// Its owner in the caller's user namespace.
     pub uid: u32,

@@ -20,7 +20,8 @@ pub struct SocketOwner {
 
 impl SocketOwner {
     /// Returns the owner of the socket that receives connections to `address`; for an unspecified address, of any
-    /// socket on its port: each prevents bind(2) to that address. Reads the descriptors of all visible processes.
+    /// socket on its port: each usually prevents bind(2) to that address. Reads the descriptors of all visible
+    /// processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
         let listener = Listeners::read().ok()?.of(address)?;
         let process = processes_with(&listener, processes(Path::new("/proc"))).next();
@@ -84,6 +85,7 @@ fn is_wildcard_for(socket: &ListeningSocket, address: SocketAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::wait_for;
     use nix::sys::socket::sockopt::Ipv6V6Only;
     use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, listen, setsockopt, socket};
     use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
@@ -96,10 +98,13 @@ mod tests {
             setsockopt(&socket, Ipv6V6Only, &is_v6_only).unwrap();
             listen(&socket, Backlog::new(1).unwrap()).unwrap();
             let listener = TcpListener::from(socket);
-            let port = listener.local_addr().unwrap().port();
-            let listeners = Listeners::read().unwrap();
-            assert_eq!(listeners.of((Ipv4Addr::LOCALHOST, port).into()).is_none(), is_v6_only);
-            assert!(listeners.of((Ipv6Addr::LOCALHOST, port).into()).is_some());
+            let bound = listener.local_addr().unwrap();
+            // The kernel may leave a socket out of a list while others are closed.
+            let found = wait_for("the socket", || {
+                Listeners::read().unwrap().0.into_iter().find(|it| it.address == bound)
+            });
+            assert_eq!(is_wildcard_for(&found, (Ipv4Addr::LOCALHOST, bound.port()).into()), !is_v6_only);
+            assert!(is_wildcard_for(&found, (Ipv6Addr::LOCALHOST, bound.port()).into()));
         }
     }
 
