@@ -101,8 +101,13 @@ fn change_the_label(backend: &str) {
         drop((inward, outward));
         node.observe("ztunnel has forgotten the pod", |observed| observed.proxies.is_empty());
         wait_until("no rules", || has_no_rules(pod));
-        assert_eq!(pod.sh("ip rule show; ip route show table all").matches("lookup 100").count(), 0);
-        assert_eq!(pod.sh(LOOSE), "1\n", "as in a new namespace");
+        // They are removed one after the other.
+        let routing = "for family in -4 -6; do ip $family rule show; ip $family route show table all; done";
+        wait_until("no rule and route of table 100", || {
+            let routing = pod.sh(routing);
+            !routing.contains("lookup 100") && !routing.contains("table 100")
+        });
+        wait_until("the setting of a new namespace", || pod.sh(LOOSE) == "1\n");
         wait_until("no exempt probes", || node.exempted().is_empty());
         assert!(echoes(&before) && direct.iter().all(|(stream, _)| echoes(stream)));
         drop(ends);
