@@ -32,6 +32,12 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// the program under test.
 const INTERVAL: Duration = Duration::from_millis(2);
 
+/// Whether the tests of thousands of similar cases try all of them, and not a part: `GYBE_EXHAUSTIVE`, which .ci/nightly
+/// sets.
+pub fn is_exhaustive() -> bool {
+    std::env::var_os("GYBE_EXHAUSTIVE").is_some_and(|value| !value.is_empty())
+}
+
 /// Waits until `condition` holds.
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));

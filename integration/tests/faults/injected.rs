@@ -63,6 +63,7 @@ impl Fault {
             "60",
             "strace",
             "-f",
+            "--seccomp-bpf",
             "-qq",
             "-o",
             "/dev/null",

@@ -17,7 +17,7 @@ use crate::table::{FAULTS, NOT_READY, wrong};
 use gybe_integration::namespace::in_parallel_at_most;
 use gybe_integration::programs::{Run, ours};
 use gybe_plugin::version::BUILD_MARK;
-use gybe_test_support::TestDir;
+use gybe_test_support::{TestDir, is_exhaustive};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -107,6 +107,8 @@ fn each_fault_alone_is_named_with_its_remedy() {
     assert_reported(alone.collect());
 }
 
+/// Of some hundred pairs those of which one fault hides the other, and a quarter of the rest; all of them with
+/// `GYBE_EXHAUSTIVE`.
 #[test]
 fn of_two_faults_both_are_named_or_the_one_that_hides_the_other() {
     let pairs = FAULTS
@@ -119,7 +121,14 @@ fn of_two_faults_both_are_named_or_the_one_that_hides_the_other() {
         .flat_map(|pair| agents(&pair).into_iter().take(1).map(move |agent| (agent, pair.to_vec())))
         .collect();
     assert!(groups.len() >= 300, "{} pairs", groups.len());
-    assert_reported(groups);
+    let hides = |pair: &[&Fault]| pair.iter().any(|one| HIDDEN.iter().any(|it| it.applies(one, pair)));
+    let is_tried = |(n, (_, pair)): &(usize, (_, Vec<&Fault>))| is_exhaustive() || n % 4 == 0 || hides(pair);
+    let tried: Vec<_> = groups.into_iter().enumerate().filter(is_tried).map(|(_, group)| group).collect();
+    let is_in_a_pair =
+        |fault: &Fault| tried.iter().any(|(_, pair)| pair.iter().any(|it| it.name == fault.name));
+    assert!(FAULTS.iter().all(is_in_a_pair), "{} pairs", tried.len());
+    println!("{} pairs", tried.len());
+    assert_reported(tried);
 }
 
 /// A fault that another one hides on a node with both.
