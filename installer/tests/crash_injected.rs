@@ -1,5 +1,4 @@
-//! The installer with a fault injected at every one of its system calls: killed before it (F07, F14), or the call fails
-//! (F11).
+//! The installer with faults injected at its system calls: it is killed before a call (F07, F14), or a call fails (F11).
 //!
 //! A program without cargo's test harness, whose threads would add system calls: it runs itself under strace.
 
@@ -27,7 +26,7 @@ use gybe_netfilter::model::Hint;
 use gybe_test_support::is_exhaustive;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -104,9 +103,9 @@ fn run_in_own_process(scenario: Scenario) {
     assert!(status.success(), "{}: {status}", scenario.name);
 }
 
-/// Kills the installer before its system calls: the node works, and the next pass completes the change. What follows
-/// depends on the disk, on locks and on children. So a call is left out that follows one that changes none of them,
-/// unless `GYBE_EXHAUSTIVE` is set; each state of the disk is examined once, and again right after a child was started.
+/// Kills the installer before its system calls: the node works, and the next pass completes the change. The result depends
+/// on the disk, on locks and on children. Therefore no kill is made where the call before changed none of them, unless
+/// `GYBE_EXHAUSTIVE` is set. Each state of the disk is examined once, and again right after a child was started.
 fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
     let desired = scenario.undisturbed();
     let calls = calls(&scenario.prepared(), scenario.act);
@@ -121,8 +120,8 @@ fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
         if output.status.signal() != Some(9) && output.status.code() != Some(137) {
             missed.push(&call.text);
         }
-        let has_child = calls[n.saturating_sub(3)..n].iter().any(Call::starts_a_child);
-        if examined.insert(state(&node.root)) || has_child {
+        let child_was_started = calls[n.saturating_sub(3)..n].iter().any(Call::starts_a_child);
+        if examined.insert(state(&node.root, "")) || child_was_started {
             scenario.assert_node_works(&node, &when);
             assert_eq!(scenario.finish(&node), desired, "{} {when}", scenario.name);
         }
@@ -135,22 +134,20 @@ fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
     println!("{}: killed before {kills} of {} calls, {} states", scenario.name, calls.len(), examined.len());
 }
 
-/// Returns the name, owner, mode and content of all files below a directory; the names of temporary files, which contain
-/// a process ID and a time, without these.
-fn state(directory: &Path) -> Vec<(String, u32, u32, u32, Vec<u8>)> {
-    let mut files = Vec::new();
+/// Returns the name, owner, mode and content of all files below a directory. The name of a temporary file, which contains
+/// a process ID and a time, is replaced.
+fn state(directory: &Path, prefix: &str) -> BTreeMap<String, (u32, u32, u32, Vec<u8>)> {
+    let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
         let name = entry.file_name().into_string().unwrap();
-        let name = if name.ends_with(TEMPORARY) { TEMPORARY.to_owned() } else { name };
+        let name = format!("{prefix}{}", if name.ends_with(TEMPORARY) { TEMPORARY } else { &name });
         let (of, kind) = (entry.metadata().unwrap(), entry.file_type().unwrap());
         if kind.is_dir() {
-            let below = state(&entry.path()).into_iter();
-            files.extend(below.map(|(file, a, b, c, content)| (format!("{name}/{file}"), a, b, c, content)));
+            files.extend(state(&entry.path(), &format!("{name}/")));
         }
         let content = if kind.is_file() { std::fs::read(entry.path()).unwrap() } else { Vec::new() };
-        files.push((name, of.uid(), of.gid(), of.mode(), content));
+        files.insert(name, (of.uid(), of.gid(), of.mode(), content));
     }
-    files.sort();
     files
 }
 
@@ -425,38 +422,14 @@ pub(crate) struct Call {
     pub(crate) text: String,
     /// The call's number among those of its name in the whole process, from 1, as strace's `when=` counts.
     pub(crate) nth: usize,
-    /// Since the call before it began, the disk, a lock or a child may have changed.
+    /// Whether the call before it, or a running child, may have changed the disk or a lock.
     pub(crate) follows_a_change: bool,
 }
 
-/// Calls that change only the process itself.
-const WITHOUT_EFFECT: [&str; 25] = [
-    "brk",
-    "mmap",
-    "munmap",
-    "mprotect",
-    "mremap",
-    "madvise",
-    "read",
-    "pread64",
-    "lseek",
-    "newfstatat",
-    "fstat",
-    "statx",
-    "fstatfs",
-    "getdents64",
-    "readlink",
-    "getpid",
-    "gettid",
-    "geteuid",
-    "getrandom",
-    "prlimit64",
-    "sched_getaffinity",
-    "rt_sigaction",
-    "rt_sigprocmask",
-    "sigaltstack",
-    "set_robust_list",
-];
+/// Calls that change no file, no lock and no child.
+const WITHOUT_EFFECT: &str = "brk mmap munmap mprotect mremap madvise read pread64 lseek newfstatat fstat statx fstatfs \
+    getdents64 readlink getpid gettid geteuid getrandom prlimit64 sched_getaffinity rt_sigaction rt_sigprocmask \
+    sigaltstack set_robust_list";
 
 impl Call {
     fn starts_a_child(&self) -> bool {
@@ -465,9 +438,9 @@ impl Call {
 
     fn has_an_effect(&self) -> bool {
         match self.name() {
-            "openat" => self.text.contains("O_CREAT"),
+            "openat" => ["O_CREAT", "O_TRUNC"].iter().any(|flag| self.text.contains(flag)),
             "fcntl" => !self.text.contains("F_GETF") && !self.text.contains("F_SETF"),
-            name => !WITHOUT_EFFECT.contains(&name),
+            name => !WITHOUT_EFFECT.split(' ').any(|other| other == name),
         }
     }
 
@@ -495,11 +468,11 @@ pub(crate) fn calls(node: &TestNode, act: &str) -> Vec<Call> {
     let calls = text.lines().filter(|line| !line.starts_with(['+', '-'])).map(|line| {
         let nth = counts.entry(line.split('(').next().unwrap().to_owned()).or_insert(0);
         *nth += 1;
-        let call = Call { text: line.to_owned(), nth: *nth, follows_a_change: changed || has_child };
-        // A pass reads all output of its children.
+        let call = Call { text: line.to_owned(), nth: *nth, follows_a_change: has_changed || has_child };
+        // A pass reads a child's output to its end after it has waited for the child, and no other file meanwhile.
         let is_at_end = call.is("read") && line.contains(", \"\", ");
         has_child = call.starts_a_child() || has_child && !is_at_end;
-        changed = call.has_an_effect();
+        has_changed = call.has_an_effect();
         call
     });
     let calls = calls.skip_while(|call| !call.is("getppid")).skip(1);

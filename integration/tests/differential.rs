@@ -38,7 +38,7 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 #[test]
 fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 100));
+    let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 200));
     println!("policies {first} to {}: GYBE_SEED={first} GYBE_POLICIES={policies}", first + policies - 1);
     let legacy = Iptables::find(Engine::Legacy)?.with_deadline(PATIENCE);
     let backends: [&dyn Backend; 2] = [&Nft, &legacy];

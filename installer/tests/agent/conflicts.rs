@@ -136,7 +136,7 @@ struct Rewritten {
     /// Parts of the whole time, in percent: without our entry, and ready without it.
     unchained: [f64; 2],
     known: u32,
-    /// The median of the repair times.
+    /// The median of the repair times; the whole time when no repair was seen, because a busy machine looked too seldom.
     median_repair: Duration,
 }
 
@@ -173,7 +173,7 @@ fn rewritten_every(period: Duration, lasting: Duration, (node, agent): (&Node, &
     Rewritten {
         unchained: [unchained.all, unchained.ready].map(percent),
         known: unchained.known,
-        median_repair: median(repairs),
+        median_repair: if repairs.is_empty() { lasting } else { median(repairs) },
     }
 }
 

@@ -21,6 +21,7 @@ pub use directory::{TestDir, write_volume};
 pub use rooms::names_after;
 
 use nix::time::{ClockId, clock_gettime};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -32,8 +33,7 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 /// the program under test.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// Whether the tests of thousands of similar cases try all of them, and not a part: `GYBE_EXHAUSTIVE`, which .ci/nightly
-/// sets.
+/// Reports whether tests with many similar cases run all of them: `GYBE_EXHAUSTIVE` is set, as in .ci/nightly.
 pub fn is_exhaustive() -> bool {
     std::env::var_os("GYBE_EXHAUSTIVE").is_some_and(|value| !value.is_empty())
 }
@@ -83,9 +83,10 @@ pub fn with_slowdown<T>(work: impl FnOnce() -> T) -> (T, f64) {
     let runs = AtomicBool::new(true);
     thread::scope(|scope| {
         let slowdown = scope.spawn(|| slowdown(&runs));
-        let done = work();
+        // The scope waits for the thread, also after a panic.
+        let done = catch_unwind(AssertUnwindSafe(work));
         runs.store(false, Ordering::Relaxed);
-        (done, slowdown.join().unwrap())
+        (done.unwrap_or_else(|panic| resume_unwind(panic)), slowdown.join().unwrap())
     })
 }
 

@@ -101,9 +101,9 @@ fn change_the_label(backend: &str) {
         drop((inward, outward));
         node.observe("ztunnel has forgotten the pod", |observed| observed.proxies.is_empty());
         wait_until("no rules", || has_no_rules(pod));
-        // They are removed one after the other.
+        // The agent removes the routing and the setting after the rules, one after the other.
         let routing = "for family in -4 -6; do ip $family rule show; ip $family route show table all; done";
-        wait_until("no rule and route of table 100", || {
+        wait_until("neither rule nor route of table 100", || {
             let routing = pod.sh(routing);
             !routing.contains("lookup 100") && !routing.contains("table 100")
         });

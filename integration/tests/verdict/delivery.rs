@@ -153,9 +153,14 @@ const STATES: [State; 15] = [
     ),
     ("ip xfrm policy add dir in action block", UNKNOWN, "1 IPsec policies", &["v4.in:8080"]),
     ("ip xfrm policy add dir fwd action block", REDIRECTED, "", &[]),
-    ("sysctl -qw net.ipv4.conf.all.rp_filter=1", REDIRECTED, "", &[]),
-    ("sysctl -qw net.ipv4.conf.all.accept_local=1 net.ipv4.conf.all.route_localnet=1", REDIRECTED, "", &[]),
-    ("sysctl -qw net.ipv4.fwmark_reflect=1 net.ipv6.fwmark_reflect=1", REDIRECTED, "", &[]),
+    ("echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter", REDIRECTED, "", &[]),
+    (
+        "for key in accept_local route_localnet; do echo 1 > /proc/sys/net/ipv4/conf/all/$key; done",
+        REDIRECTED,
+        "",
+        &[],
+    ),
+    ("for family in ipv4 ipv6; do echo 1 > /proc/sys/net/$family/fwmark_reflect; done", REDIRECTED, "", &[]),
 ];
 
 /// The pod's address on `lo`, so that the interface has none.
@@ -173,14 +178,14 @@ const WITH_REDIRECT: [State; 4] = [
     (EARLIER_V4, UNKNOWN, PRECEDE, &["v4.in:8080"]),
     (EARLIER_V6, UNKNOWN, PRECEDE, &[]),
     (WITHOUT_ADDRESS, NOT, "by eth0", &["v4.in:8080"]),
-    ("sysctl -qw net.ipv4.tcp_fwmark_accept=1", REDIRECTED, "", &[]),
+    ("echo 1 > /proc/sys/net/ipv4/tcp_fwmark_accept", REDIRECTED, "", &[]),
 ];
 
 const WITH_TPROXY: [State; 6] = [
     (EARLIER_V4, NOT, PRECEDE, &["v4.in:8080"]),
     (EARLIER_V6, NOT, PRECEDE, &[]),
     (
-        "sysctl -qw net.ipv4.tcp_fwmark_accept=1",
+        "echo 1 > /proc/sys/net/ipv4/tcp_fwmark_accept",
         NOT,
         "tcp_fwmark_accept is set",
         &["v4.in:8080", "v6.in:8080"],
