@@ -463,7 +463,7 @@ pub(crate) fn calls(node: &TestNode, act: &str) -> Vec<Call> {
     let log = node.root.join("calls");
     let output = traced(node, &["one-pass", act], &["-o", log.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
-    let (mut counts, mut has_child, mut changed) = (HashMap::new(), false, true);
+    let (mut counts, mut has_child, mut has_changed) = (HashMap::new(), false, true);
     let text = std::fs::read_to_string(log).unwrap();
     let calls = text.lines().filter(|line| !line.starts_with(['+', '-'])).map(|line| {
         let nth = counts.entry(line.split('(').next().unwrap().to_owned()).or_insert(0);
