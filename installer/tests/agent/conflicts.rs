@@ -136,7 +136,7 @@ struct Rewritten {
     /// Parts of the whole time, in percent: without our entry, and ready without it.
     unchained: [f64; 2],
     known: u32,
-    /// The median of the repair times; the whole time when no repair was seen, because a busy machine looked too seldom.
+    /// The median of the repair times.
     median_repair: Duration,
 }
 
@@ -149,18 +149,19 @@ fn median<T: PartialOrd + Copy>(mut all: Vec<T>) -> T {
 fn rewritten_every(period: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> Rewritten {
     let (start, mut next, mut unchained) = (Instant::now(), Duration::ZERO, Unchained::default());
     let (mut before, mut rewritten, mut repairs, mut is_known) = (start, None, Vec::new(), false);
+    let is_out = || node.entry(FILE).is_none();
     while start.elapsed() < lasting {
+        // Before the next rewrite: on a busy machine each turn of this loop rewrites the file.
+        if !is_out() {
+            repairs.extend(rewritten.take().map(|at: Instant| at.elapsed()));
+        }
         if start.elapsed() >= next {
             is_known = agent.metric("gybe_foreign_rewrites_total{what=\"conf\"}") >= 2.0;
             node.put_conf(FILE, PRIMARY);
             rewritten = rewritten.or(Some(Instant::now()));
             next += period;
         }
-        let is_out = || node.entry(FILE).is_none();
         let is_unchained = is_out();
-        if !is_unchained {
-            repairs.extend(rewritten.take().map(|at: Instant| at.elapsed()));
-        }
         let is_ready = is_unchained && agent.is_ready() && is_out();
         let now = Instant::now();
         unchained.all += if is_unchained { now - before } else { Duration::ZERO };
@@ -169,11 +170,12 @@ fn rewritten_every(period: Duration, lasting: Duration, (node, agent): (&Node, &
         before = now;
         std::thread::sleep(Duration::from_millis(2));
     }
+    assert!(!repairs.is_empty(), "no repair was seen");
     let percent = |time: Duration| 100.0 * time.as_secs_f64() / start.elapsed().as_secs_f64();
     Rewritten {
         unchained: [unchained.all, unchained.ready].map(percent),
         known: unchained.known,
-        median_repair: if repairs.is_empty() { lasting } else { median(repairs) },
+        median_repair: median(repairs),
     }
 }
 

@@ -126,7 +126,6 @@ fn of_two_faults_both_are_named_or_the_one_that_hides_the_other() {
     let is_in_a_pair =
         |fault: &Fault| tried.iter().any(|(_, pair)| pair.iter().any(|it| it.name == fault.name));
     assert!(FAULTS.iter().all(is_in_a_pair), "{} pairs", tried.len());
-    println!("{} pairs", tried.len());
     assert_reported(tried);
 }
 

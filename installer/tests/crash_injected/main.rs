@@ -1,4 +1,4 @@
-//! The installer with faults injected at its system calls: it is killed before a call (F07, F14), or a call fails (F11).
+//! The installer with faults injected at its system calls: it is killed before one (F07, F14), or one fails (F11).
 //!
 //! A program without cargo's test harness, whose threads would add system calls: it runs itself under strace.
 
@@ -11,7 +11,8 @@
 )]
 #![allow(clippy::print_stdout, reason = "a program without a test harness prints its own report")]
 
-#[path = "node/test_node.rs"]
+mod system_calls;
+#[path = "../node/test_node.rs"]
 #[allow(dead_code, reason = "shared with the tests of other targets")]
 mod test_node;
 
@@ -26,14 +27,15 @@ use gybe_netfilter::model::Hint;
 use gybe_test_support::is_exhaustive;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitCode, Output};
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
+use system_calls::{Call, calls, traced};
 use test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
 
 fn main() -> ExitCode {
@@ -44,7 +46,7 @@ fn main() -> ExitCode {
         ["watch", root] => watch(root.as_ref()),
         ["scenario", name] => {
             let scenario = named(name);
-            f07_f14_killed_before_every_call_the_node_works(scenario);
+            f07_f14_killed_before_a_call_the_node_works(scenario);
             f11_with_every_writing_call_refused_the_node_works(scenario);
             ExitCode::SUCCESS
         }
@@ -103,10 +105,10 @@ fn run_in_own_process(scenario: Scenario) {
     assert!(status.success(), "{}: {status}", scenario.name);
 }
 
-/// Kills the installer before its system calls: the node works, and the next pass completes the change. The result depends
-/// on the disk, on locks and on children. Therefore no kill is made where the call before changed none of them, unless
-/// `GYBE_EXHAUSTIVE` is set. Each state of the disk is examined once, and again right after a child was started.
-fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
+/// Kills the installer before its system calls: the node works, and the next pass completes the change. The result
+/// depends on the disk, on locks and on children. Therefore no kill is made where the call before changed none of them,
+/// unless `GYBE_EXHAUSTIVE` is set. Each state of the disk is examined once, and again right after a child was started.
+fn f07_f14_killed_before_a_call_the_node_works(scenario: Scenario) {
     let desired = scenario.undisturbed();
     let calls = calls(&scenario.prepared(), scenario.act);
     let exhaustive = is_exhaustive();
@@ -121,7 +123,9 @@ fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
             missed.push(&call.text);
         }
         let child_was_started = calls[n.saturating_sub(3)..n].iter().any(Call::starts_a_child);
-        if examined.insert(state(&node.root, "")) || child_was_started {
+        let is_new = examined.insert(state(&node.root, ""));
+        assert!(!is_new || call.follows_a_change, "{} {when}: the call before has an effect", scenario.name);
+        if is_new || child_was_started {
             scenario.assert_node_works(&node, &when);
             assert_eq!(scenario.finish(&node), desired, "{} {when}", scenario.name);
         }
@@ -134,8 +138,8 @@ fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
     println!("{}: killed before {kills} of {} calls, {} states", scenario.name, calls.len(), examined.len());
 }
 
-/// Returns the name, owner, mode and content of all files below a directory. The name of a temporary file, which contains
-/// a process ID and a time, is replaced.
+/// Returns the name, owner, mode and content of all files below a directory. The name of a temporary file contains a
+/// process ID and a time, and is replaced.
 fn state(directory: &Path, prefix: &str) -> BTreeMap<String, (u32, u32, u32, Vec<u8>)> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
@@ -404,77 +408,4 @@ fn pass_once_unlocked(node: &TestNode, desired_state: &DesiredState) -> Pass {
             pass => return pass.unwrap(),
         }
     }
-}
-
-/// Runs one pass under strace with these options.
-pub(crate) fn traced(node: &TestNode, words: &[&str], options: &[&str]) -> Output {
-    #[expect(clippy::disallowed_methods, reason = "strace injects the faults")]
-    let mut strace = Command::new("strace");
-    strace.arg("-qq").args(options).arg(std::env::current_exe().unwrap());
-    let [first, rest @ ..] = words else { panic!("no words") };
-    strace.arg(first).arg(&node.root).args(rest);
-    strace.output().expect("strace runs; install it with integration/setup.sh")
-}
-
-/// A system call of a pass.
-pub(crate) struct Call {
-    /// The call as strace prints it.
-    pub(crate) text: String,
-    /// The call's number among those of its name in the whole process, from 1, as strace's `when=` counts.
-    pub(crate) nth: usize,
-    /// Whether the call before it, or a running child, may have changed the disk or a lock.
-    pub(crate) follows_a_change: bool,
-}
-
-/// Calls that change no file, no lock and no child.
-const WITHOUT_EFFECT: &str = "brk mmap munmap mprotect mremap madvise read pread64 lseek newfstatat fstat statx fstatfs \
-    getdents64 readlink getpid gettid geteuid getrandom prlimit64 sched_getaffinity rt_sigaction rt_sigprocmask \
-    sigaltstack set_robust_list";
-
-impl Call {
-    fn starts_a_child(&self) -> bool {
-        ["clone", "clone3", "fork", "vfork"].contains(&self.name()) && !self.text.contains("CLONE_THREAD")
-    }
-
-    fn has_an_effect(&self) -> bool {
-        match self.name() {
-            "openat" => ["O_CREAT", "O_TRUNC"].iter().any(|flag| self.text.contains(flag)),
-            "fcntl" => !self.text.contains("F_GETF") && !self.text.contains("F_SETF"),
-            name => !WITHOUT_EFFECT.split(' ').any(|other| other == name),
-        }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        self.text.split('(').next().unwrap_or_default()
-    }
-
-    pub(crate) fn is(&self, name: &str) -> bool {
-        self.name() == name
-    }
-
-    /// Returns the strace option that injects a fault at this call.
-    pub(crate) fn injection(&self, with: &str) -> String {
-        format!("inject={}:{with}:when={}", self.name(), self.nth)
-    }
-}
-
-/// Returns the system calls of a pass in order: those after the marker and before `exit_group`.
-pub(crate) fn calls(node: &TestNode, act: &str) -> Vec<Call> {
-    let log = node.root.join("calls");
-    let output = traced(node, &["one-pass", act], &["-o", log.to_str().unwrap()]);
-    assert!(output.status.success(), "{output:?}");
-    let (mut counts, mut has_child, mut has_changed) = (HashMap::new(), false, true);
-    let text = std::fs::read_to_string(log).unwrap();
-    let calls = text.lines().filter(|line| !line.starts_with(['+', '-'])).map(|line| {
-        let nth = counts.entry(line.split('(').next().unwrap().to_owned()).or_insert(0);
-        *nth += 1;
-        let call = Call { text: line.to_owned(), nth: *nth, follows_a_change: has_changed || has_child };
-        // A pass reads a child's output to its end after it has waited for the child, and no other file meanwhile.
-        let is_at_end = call.is("read") && line.contains(", \"\", ");
-        has_child = call.starts_a_child() || has_child && !is_at_end;
-        has_changed = call.has_an_effect();
-        call
-    });
-    let calls = calls.skip_while(|call| !call.is("getppid")).skip(1);
-    calls.take_while(|call| !call.is("exit_group")).collect()
 }
