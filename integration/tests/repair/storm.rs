@@ -438,13 +438,12 @@ impl<'a> Storm<'a> {
         let agent = self.cluster.start_agent();
         wait_until("readiness", || agent.is_ready());
         (self.agent, self.repair) = (Some(agent), Some(self.cluster.start_repair()));
-        let is_labelled = |pod: &&Value| !pod["metadata"]["labels"]["cni.istio.io/uninitialized"].is_null();
+        // A pod that was deleted since the last look at the requests will have no label.
+        let broken: BTreeSet<_> = self.broken.iter().map(Pod::name).collect();
         let unlabelled = || {
-            let pods = self.cluster.server.objects("Pod");
-            let labelled = pods.iter().filter(is_labelled);
-            let labelled: BTreeSet<_> =
-                labelled.map(|pod| pod["metadata"]["name"].as_str().unwrap()).collect();
-            self.broken.iter().filter(|pod| !labelled.contains(pod.name().as_str())).count()
+            let pods = self.cluster.server.objects("Pod").into_iter().map(|pod| pod["metadata"].clone());
+            let unlabelled = pods.filter(|it| it["labels"]["cni.istio.io/uninitialized"].is_null());
+            unlabelled.filter(|it| broken.contains(it["name"].as_str().unwrap())).count()
         };
         let all = wait_for_at_most(MINUTE * 4, || (unlabelled() == 0).then_some(()));
         assert!(all.is_some(), "{} are not labelled", unlabelled());
