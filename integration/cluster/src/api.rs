@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{timeout, timeout_at};
 
-/// More than anything awaited here takes on a busy machine.
+/// More than anything awaited here takes on a busy machine. For a setting: the kubelet updates a mounted ConfigMap every
+/// 60 to 90 s (workerResyncIntervalJitterFactor in its source), and the agent writes its node at most once a minute.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// The time between two looks at the API server.
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -1,8 +1,6 @@
 //! The component `node-condition` with a real API server: the condition of each node, and what the policy of the component
 //! refuses.
 
-use std::time::Duration;
-
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
@@ -10,18 +8,16 @@ use serde_json::{Value, json};
 use super::Releases;
 use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
 use crate::agent::AgentApi;
-use crate::api::wait_at_most;
+use crate::api::wait_until;
 use crate::cluster::Cluster;
 use crate::network::NODE;
 
 const COMPONENT: &str = "node-condition";
-/// The kubelet updates a mounted ConfigMap about once a minute.
-const PATIENCE: Duration = Duration::from_secs(90);
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     create_other_node(cluster, &json!({}))?;
     releases.installed.install_with(cluster, COMPONENT, ("node_condition", "true"))?;
-    wait_at_most(PATIENCE, "the condition of each node is True", || {
+    wait_until("the condition of each node is True", || {
         let names = cluster.nodes().iter().map(|node| node.number.to_string());
         let all: Result<Vec<_>, Failure> = names.map(|name| status_of(cluster, &name)).collect();
         Ok(all?.iter().all(|status| status == "True"))

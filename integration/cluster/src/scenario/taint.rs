@@ -20,8 +20,6 @@ use crate::storm::{Plan, Storm};
 const KEY: &str = "cni.istio.io/not-ready";
 const REFUSED: &str = "refused";
 const COMPONENT: &str = "node-taint";
-/// How long the agent may take to remove the taint: the kubelet updates a mounted ConfigMap about once a minute.
-const REMOVAL: Duration = Duration::from_secs(90);
 /// How long pods would have to start without redirection until the agent sets the taint again.
 const LOST: Duration = Duration::from_secs(30);
 /// The agent writes the node at most once a minute.
@@ -45,7 +43,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     create_other_node(cluster, &spec)?;
     let before = Instant::now();
     releases.installed.install_with(cluster, COMPONENT, ("node_taints", KEY))?;
-    wait_at_most(REMOVAL, "the taint of each node is removed", || Ok(tainted(cluster)?.is_empty()))?;
+    wait_until("the taint of each node is removed", || Ok(tainted(cluster)?.is_empty()))?;
     let removed = before.elapsed().as_secs_f64();
     let noted = refused_pod_is_noted(cluster)?;
     let again = set_again(cluster)?;
