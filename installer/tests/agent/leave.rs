@@ -202,9 +202,9 @@ fn a_mode_that_was_changed_back_while_the_command_waited_is_set_again() {
     let queries = |pod| cluster.server.requests().iter().filter(|it| it.path.contains(pod)).count();
     // node-a has left by then.
     wait_until("a second query", || queries("gybe-node-b:8001") >= 2);
-    put_config_map(&cluster, CONFIG_MAP);
     let before = queries("gybe-node-a:8001");
-    wait_until("the mode again", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
+    put_config_map(&cluster, CONFIG_MAP);
+    wait_until("mode: leave is set again", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
     cluster.server.set_page("gybe-node-b", 8001, REPORT);
     let (code, text) = ended(leave);
     assert_eq!(code, 0, "{text}");

@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{timeout, timeout_at};
 
-/// More than anything awaited here takes on a busy machine. For a setting: the kubelet updates a mounted ConfigMap every
-/// 60 to 90 s (workerResyncIntervalJitterFactor in its source), and the agent writes its node at most once a minute.
+/// More than anything that [`wait_until`] waits for takes on a busy machine. A setting takes up to 150 s: the
+/// kubelet updates a mounted ConfigMap every 60 to 90 s (`workerResyncIntervalJitterFactor`,
+/// pkg/kubelet/pod_workers.go, v1.36), and the agent writes its node at most once a minute.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// The time between two looks at the API server.
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -437,16 +437,19 @@ impl<'a> Storm<'a> {
         self.cluster.set(&[("repair", "label"), ("exclude_namespaces", "kube-system,kept")]);
         let agent = self.cluster.start_agent();
         wait_until("readiness", || agent.is_ready());
+        let deletions = self.cluster.deletions();
         (self.agent, self.repair) = (Some(agent), Some(self.cluster.start_repair()));
-        // A pod that was deleted since the last look at the requests will have no label.
+        // A pod of `self.broken` that was deleted since the last check is no longer in the API, and gets no label.
         let broken: BTreeSet<_> = self.broken.iter().map(Pod::name).collect();
-        let unlabelled = || {
-            let pods = self.cluster.server.objects("Pod").into_iter().map(|pod| pod["metadata"].clone());
-            let unlabelled = pods.filter(|it| it["labels"]["cni.istio.io/uninitialized"].is_null());
-            unlabelled.filter(|it| broken.contains(it["name"].as_str().unwrap())).count()
+        let is_unlabelled = |pod: &&Value| {
+            let metadata = &pod["metadata"];
+            metadata["labels"]["cni.istio.io/uninitialized"].is_null()
+                && broken.contains(metadata["name"].as_str().unwrap())
         };
+        let unlabelled = || self.cluster.server.objects("Pod").iter().filter(is_unlabelled).count();
         let all = wait_for_at_most(MINUTE * 4, || (unlabelled() == 0).then_some(()));
         assert!(all.is_some(), "{} are not labelled", unlabelled());
+        assert_eq!(self.cluster.deletions(), deletions, "repair: label deletes no pod");
         self.check();
     }
 }
