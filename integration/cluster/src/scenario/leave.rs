@@ -5,33 +5,34 @@ use std::time::{Duration, Instant};
 use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::documented::{IN_A_CLUSTER, commands, elsewhere};
 use gybe_integration::failure::Failure;
+use serde_json::Value;
 
 use super::{Releases, none};
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
-use crate::pods::{Kind, pod};
-use crate::storm::name_of;
+use crate::network::NODE;
+use crate::pods::{Kind, on, pod};
+use crate::storm::{NAMESPACE, name_of};
 
 /// The pages with commands for a cluster, in an order in which all of them work: INSTALL ends with the removal.
 const PAGES: [&str; 3] = ["README.md", "docs/TROUBLESHOOTING.md", "docs/INSTALL.md"];
-/// A pod of the mesh, in kubectl's default namespace.
-const POD: &str = "documented";
+/// The pod of the mesh that docs/TROUBLESHOOTING.md names.
+const POD: &str = "cart-0";
 /// How long what is left after the last command may stay.
 const GRACE: Duration = Duration::from_secs(30);
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     releases.installed.install(cluster)?;
-    let account = "/api/v1/namespaces/default/serviceaccounts/default";
-    wait_until("the default service account", || Ok(cluster.api.get(account)?.is_some()))?;
-    let path = format!("/api/v1/namespaces/default/pods/{POD}");
-    cluster
-        .api
-        .create("/api/v1/namespaces/default/pods", &pod(Kind::Meshed, "default", POD, "documented"))?;
+    let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
+    let path = format!("{pods}/{POD}");
+    cluster.api.create(&pods, &on(NODE, pod(Kind::Meshed, NAMESPACE, POD, POD)))?;
     wait_until("the pod is ready", || {
         Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready")))
     })?;
-    let agent = agent::pods(cluster)?.first().map(name_of).unwrap_or_default();
+    let agents = agent::pods(cluster)?;
+    let is_here = |pod: &&Value| pod.pointer("/spec/nodeName").is_some_and(|name| name == NODE);
+    let agent = agents.iter().find(is_here).map(name_of).unwrap_or_default();
     let mut rows = Vec::new();
     let mut failed = 0;
     for (page, command) in documented(cluster, releases)? {
@@ -40,7 +41,8 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
             cluster.api.delete(&path)?;
             wait_until("the pod is deleted", || Ok(cluster.api.get(&path)?.is_none()))?;
         }
-        let line = command.replace("POD", &agent).replace(" NAME ", &format!(" {POD} "));
+        let line = command.replace("POD", &agent).replace("NODE", NODE);
+        let line = line.replace(" NAME ", &format!(" -n {NAMESPACE} {POD} "));
         let start = Instant::now();
         let script =
             format!("cd {} && export PATH=\"$PWD/dist:$PATH\" && {line}", releases.installed.clone_path());
