@@ -42,6 +42,13 @@ pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     cluster.api.list(PODS)
 }
 
+/// Returns the name of the agent's pod on the first node.
+pub(crate) fn first_pod(cluster: &Cluster) -> Result<String, Failure> {
+    let is_first = |pod: &&Value| pod.pointer("/spec/nodeName").is_some_and(|node| node == NODE);
+    let found = pods(cluster)?.iter().find(is_first).map(name_of);
+    found.ok_or_else(|| Failure::new(format!("{NODE} has no pod of an agent")))
+}
+
 /// Returns the agents' events about a pod with this reason.
 pub(crate) fn events(cluster: &Cluster, pod: &Value, reason: &str) -> Result<Vec<Value>, Failure> {
     let namespace = pod.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or_default();
@@ -85,9 +92,7 @@ pub(crate) struct AgentApi {
 
 impl AgentApi {
     pub(crate) fn connect(cluster: &Cluster) -> Result<AgentApi, Failure> {
-        let pods = pods(cluster)?;
-        let is_first = |pod: &&Value| pod.pointer("/spec/nodeName").is_some_and(|node| node == NODE);
-        let agent = pods.iter().find(is_first).map(name_of).unwrap_or_default();
+        let agent = first_pod(cluster)?;
         let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
         let pod = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
         let connect = |arguments: &[&str]| cluster.api.with_token(cluster.run("kubectl", arguments)?.trim());

@@ -14,10 +14,11 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{timeout, timeout_at};
 
-/// More than anything that [`wait_until`] waits for takes on a busy machine. A setting takes up to 150 s: the
-/// kubelet updates a mounted ConfigMap every 60 to 90 s (`workerResyncIntervalJitterFactor`,
-/// pkg/kubelet/pod_workers.go, v1.36), and the agent writes its node at most once a minute.
+/// More than anything that [`wait_until`] waits for takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+/// How long a setting may take to reach the agent on a busy machine: the kubelet updates a mounted ConfigMap every 60
+/// to 90 s (`workerResyncIntervalJitterFactor`, pkg/kubelet/pod_workers.go, v1.36).
+pub(crate) const SETTING: Duration = Duration::from_secs(150);
 /// The time between two looks at the API server.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// More than a pod's application takes to connect to an address of each family, and to receive an answer.

@@ -10,23 +10,29 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 fn main() {
-    let threads: Vec<_> = std::env::args().skip(1).map(|argument| thread::spawn(move || serve(&argument))).collect();
+    // All ports listen before one is served: a client that one has answered reaches the others, too.
+    let listeners: Vec<_> = std::env::args().skip(1).map(|argument| listen(&argument)).collect();
+    let threads: Vec<_> = listeners.into_iter().map(thread::spawn).collect();
     for thread in threads {
         thread.join().expect("a listener ended");
     }
 }
 
-fn serve(argument: &str) {
+/// Listens at a port, and returns what serves it.
+fn listen(argument: &str) -> impl FnOnce() + Send + use<> {
     let (port, address) = argument.split_once('=').map_or((argument, None), |(port, to)| (port, Some(to)));
     let number = port.parse().expect("a port");
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, number)).expect("a free port");
-    for connection in listener.incoming() {
-        let answer = match address {
-            None => port.to_owned(),
-            Some(address) => ask(address).unwrap_or_else(|error| error.to_string()),
-        };
-        // A client may close its end at once.
-        let _ = connection.and_then(|mut connection| connection.write_all(answer.as_bytes()));
+    let (port, address) = (port.to_owned(), address.map(str::to_owned));
+    move || {
+        for connection in listener.incoming() {
+            let answer = match &address {
+                None => port.clone(),
+                Some(address) => ask(address).unwrap_or_else(|error| error.to_string()),
+            };
+            // A client may close its end at once.
+            let _ = connection.and_then(|mut connection| connection.write_all(answer.as_bytes()));
+        }
     }
 }
 

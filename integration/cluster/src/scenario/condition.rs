@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Releases;
 use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
 use crate::agent::AgentApi;
-use crate::api::wait_until;
+use crate::api::{SETTING, wait_at_most};
 use crate::cluster::Cluster;
 use crate::network::NODE;
 
@@ -17,7 +17,7 @@ const COMPONENT: &str = "node-condition";
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     create_other_node(cluster, &json!({}))?;
     releases.installed.install_with(cluster, COMPONENT, ("node_condition", "true"))?;
-    wait_until("the condition of each node is True", || {
+    wait_at_most(SETTING, "the condition of each node is True", || {
         let names = cluster.nodes().iter().map(|node| node.number.to_string());
         let all: Result<Vec<_>, Failure> = names.map(|name| status_of(cluster, &name)).collect();
         Ok(all?.iter().all(|status| status == "True"))

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::documented::{IN_A_CLUSTER, commands, elsewhere};
 use gybe_integration::failure::Failure;
-use serde_json::Value;
 
 use super::{Releases, none};
 use crate::agent;
@@ -13,7 +12,7 @@ use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 use crate::network::NODE;
 use crate::pods::{Kind, on, pod};
-use crate::storm::{NAMESPACE, name_of};
+use crate::storm::NAMESPACE;
 
 /// The pages with commands for a cluster, in an order in which all of them work: INSTALL ends with the removal.
 const PAGES: [&str; 3] = ["README.md", "docs/TROUBLESHOOTING.md", "docs/INSTALL.md"];
@@ -30,9 +29,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     wait_until("the pod is ready", || {
         Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready")))
     })?;
-    let agents = agent::pods(cluster)?;
-    let is_here = |pod: &&Value| pod.pointer("/spec/nodeName").is_some_and(|name| name == NODE);
-    let agent = agents.iter().find(is_here).map(name_of).unwrap_or_default();
+    let agent = agent::first_pod(cluster)?;
     let mut rows = Vec::new();
     let mut failed = 0;
     for (page, command) in documented(cluster, releases)? {

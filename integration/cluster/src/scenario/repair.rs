@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::Releases;
 use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
 use crate::agent::{AgentApi, GYBE};
-use crate::api::{Api, wait_until};
+use crate::api::{Api, SETTING, wait_at_most, wait_until};
 use crate::cluster::{Cluster, ClusterNode, has_condition};
 use crate::network::{NODE, NodeNumber};
 use crate::pods::{Kind, Reached, on, pod};
@@ -122,7 +122,7 @@ fn lose_rules<'m>(
 /// Starts a pod of the mesh on a node in this mode.
 fn start(cluster: &Cluster, node: &ClusterNode, mode: &str, name: &str) -> Result<(), Failure> {
     let setting = node.host().path("/run/gybe/repair.json");
-    wait_until("the setting reaches the process that repairs", || {
+    wait_at_most(SETTING, "the setting reaches the process that repairs", || {
         let text = fs::read_to_string(&setting).unwrap_or_default();
         let kept = serde_json::from_str::<Value>(&text).unwrap_or_default();
         Ok(kept.get("repair").is_some_and(|kept| kept == mode))

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
 use super::{Releases, none};
 use crate::agent::{self, AgentApi};
-use crate::api::{wait_at_most, wait_until};
+use crate::api::{SETTING, wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::network::NODE;
 use crate::pods::{Kind, pod};
@@ -43,7 +43,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     create_other_node(cluster, &spec)?;
     let before = Instant::now();
     releases.installed.install_with(cluster, COMPONENT, ("node_taints", KEY))?;
-    wait_until("the taint of each node is removed", || Ok(tainted(cluster)?.is_empty()))?;
+    wait_at_most(SETTING, "the taint of each node is removed", || Ok(tainted(cluster)?.is_empty()))?;
     let removed = before.elapsed().as_secs_f64();
     let noted = refused_pod_is_noted(cluster)?;
     let again = set_again(cluster)?;
