@@ -15,8 +15,6 @@ use crate::daemonset_pod::{DaemonSetPod, set_config};
 use crate::pod::{APPLICATION, OUTSIDE, OutsideClient, RunningPod};
 
 const PODS: usize = 50;
-/// The most sandboxes that start at the same time.
-const AT_ONCE: usize = 10;
 
 /// The message of a repair.
 const REDIRECTED: &str = "gybe repair: redirected a running pod";
@@ -96,8 +94,8 @@ fn start_meshed(cluster: &Cluster, count: usize) -> Vec<RunningPod> {
     let sandboxes: Vec<_> =
         (0..count).map(|number| Sandbox::injected("shop", &format!("cart-{number}"))).collect();
     sandboxes.iter().for_each(|sandbox| cluster.schedule(sandbox));
-    let ids = sandboxes.chunks(AT_ONCE).flat_map(|some| cluster.node.cri.run_concurrently(some));
-    ids.map(|id| RunningPod::in_sandbox(&cluster.node, id.unwrap())).collect()
+    let ids = cluster.node.cri.run_all(&sandboxes).unwrap();
+    ids.into_iter().map(|id| RunningPod::in_sandbox(&cluster.node, id)).collect()
 }
 
 /// The time from the start of the container `repair` to each repair in its log.

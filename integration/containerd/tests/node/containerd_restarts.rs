@@ -14,10 +14,6 @@ const RUNNING: usize = 5;
 const STARTING: usize = 20;
 const RESTARTS: usize = 4;
 
-fn run_all(node: &Node, pods: &[Sandbox]) -> Vec<String> {
-    node.cri.run_concurrently(pods).into_iter().map(Result::unwrap).collect()
-}
-
 fn delete_all(node: &Node, ids: &[String]) {
     node.cri.stop_concurrently(ids).into_iter().for_each(Result::unwrap);
     ids.iter().for_each(|id| node.cri.remove(id).unwrap());
@@ -48,7 +44,7 @@ fn f27_after_each_of_several_containerd_crashes_every_pod_is_redirected_and_can_
     let running: Vec<Sandbox> =
         (0..RUNNING).map(|number| meshed_pod(&node, &format!("old-{number}"))).collect();
     let start = Instant::now();
-    let running_ids = run_all(&node, &running);
+    let running_ids = node.cri.run_all(&running).unwrap();
     for restart in 0..RESTARTS {
         let mut pods: Vec<Sandbox> =
             (0..STARTING).map(|number| meshed_pod(&node, &format!("cart-{restart}-{number}"))).collect();
@@ -57,7 +53,7 @@ fn f27_after_each_of_several_containerd_crashes_every_pod_is_redirected_and_can_
             node.cri.delete(id).unwrap();
         }
         pods.iter_mut().for_each(|pod| pod.attempt = 1);
-        let ids = run_all(&node, &pods);
+        let ids = node.cri.run_all(&pods).unwrap();
         for (pod, id) in pods.iter().zip(&ids).chain(running.iter().zip(&running_ids)) {
             let started = inspect_pod(&node, &node.cri, pod, id, start);
             assert!(started.is_redirected, "{started:?}");

@@ -30,7 +30,7 @@ impl RunningPods {
         let pods: Vec<Sandbox> =
             (0..PODS).map(|number| meshed_pod(node, &format!("cart-{number}"))).collect();
         let started = Instant::now();
-        let ids = node.cri.run_concurrently(&pods).into_iter().map(Result::unwrap).collect();
+        let ids = node.cri.run_all(&pods).unwrap();
         RunningPods { pods, ids, started }
     }
 

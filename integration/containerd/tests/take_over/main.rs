@@ -33,8 +33,6 @@ use pod::RunningPod;
 
 /// The pods of each of istio-cni's engines.
 const PODS: usize = 25;
-/// The most sandboxes that start at the same time.
-const AT_ONCE: usize = 5;
 /// The directory of istio-cni's kubeconfig on the test node.
 const ISTIO: &str = "/run/istio-cni";
 /// libcni's cache of results.
@@ -75,8 +73,8 @@ fn start(cluster: &Cluster, engine: &str) -> Vec<RunningPod> {
     let sandbox = |number| Sandbox::injected("shop", &format!("{engine}-{number}"));
     let sandboxes: Vec<_> = (0..PODS).map(sandbox).collect();
     sandboxes.iter().for_each(|sandbox| cluster.schedule(sandbox));
-    let ids = sandboxes.chunks(AT_ONCE).flat_map(|some| cluster.node.cri.run_concurrently(some));
-    ids.map(|id| RunningPod::in_sandbox(&cluster.node, id.unwrap())).collect()
+    let ids = cluster.node.cri.run_all(&sandboxes).unwrap();
+    ids.into_iter().map(|id| RunningPod::in_sandbox(&cluster.node, id)).collect()
 }
 
 /// Returns the rules of every owner in a pod's network namespace.
