@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # bare-machine.sh [COMMAND...]: runs each command, for instance "make -C integration node", in a clone of the last
 # commit on a Debian 12 that has only what README.md names: the Rust toolchain, a C compiler, make and git. Without
-# commands: the targets of the four Makefiles, but those that are left out below, and .ci/release. Prints the seconds
-# and the disk use of each; the output is in target/bare-machine/logs. Fails if a command fails, or leaves a process, a
+# commands: .ci/release, and the targets of the four Makefiles, except those in `left_out` below. Prints the seconds and
+# the disk use of each; the output is in target/bare-machine/logs. Fails if a command fails, or leaves a process, a
 # mount or a network namespace.
 #
 # Each command has a root directory, mount, PID, network, IPC and UTS namespaces of its own, and reaches the network

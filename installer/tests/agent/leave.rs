@@ -199,9 +199,11 @@ fn a_mode_that_was_changed_back_while_the_command_waited_is_set_again() {
     cluster.server.set_page("gybe-node-a", 8001, REPORT);
     let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
     let leave = start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]);
-    let queries = |pod| cluster.server.requests().iter().filter(|it| it.path.contains(pod)).count();
+    let queries = |pod: &str| cluster.server.requests().iter().filter(|it| it.path.contains(pod)).count();
     // node-a has left by then.
-    wait_until("a second query", || queries("gybe-node-b:8001") >= 2);
+    wait_until("a second round of queries", || {
+        ["gybe-node-a:8001", "gybe-node-b:8001"].iter().all(|page| queries(page) >= 2)
+    });
     let before = queries("gybe-node-a:8001");
     put_config_map(&cluster, CONFIG_MAP);
     wait_until("mode: leave is set again", || data(&cluster, CONFIG_MAP)["mode"] == "leave");

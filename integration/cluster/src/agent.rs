@@ -42,9 +42,12 @@ pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     cluster.api.list(PODS)
 }
 
-/// Returns the name of the agent's pod on the first node.
+/// Returns the name of the agent's pod on the first node, other than one that is being deleted.
 pub(crate) fn first_pod(cluster: &Cluster) -> Result<String, Failure> {
-    let is_first = |pod: &&Value| pod.pointer("/spec/nodeName").is_some_and(|node| node == NODE);
+    let is_first = |pod: &&Value| {
+        pod.pointer("/spec/nodeName").is_some_and(|node| node == NODE)
+            && pod.pointer("/metadata/deletionTimestamp").is_none()
+    };
     let found = pods(cluster)?.iter().find(is_first).map(name_of);
     found.ok_or_else(|| Failure::new(format!("{NODE} has no pod of an agent")))
 }

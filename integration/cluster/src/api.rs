@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{timeout, timeout_at};
 
-/// More than anything that [`wait_until`] waits for takes on a busy machine.
+/// The deadline of [`wait_until`]: longer than any of its waits takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// How long a setting may take to reach the agent on a busy machine: the kubelet updates a mounted ConfigMap every 60
 /// to 90 s (`workerResyncIntervalJitterFactor`, pkg/kubelet/pod_workers.go, v1.36).

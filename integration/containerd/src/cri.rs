@@ -104,8 +104,8 @@ impl Cri {
         self.concurrently(sandboxes.iter().map(|sandbox| self.run_request(sandbox)))
     }
 
-    /// Starts sandboxes that a test needs, ten at a time: of a hundred at once on a busy machine the plugin `bridge`
-    /// refuses some, as it waits at most 5 s until an address is no longer tentative.
+    /// Starts sandboxes, ten at a time, and returns their ids in the same order. Of a hundred at once on a busy
+    /// machine, the plugin `bridge` refuses some: duplicate address detection takes longer than the 5 s that it waits.
     pub fn run_all(&self, sandboxes: &[Sandbox]) -> Result<Vec<String>, HarnessError> {
         sandboxes.chunks(10).flat_map(|some| self.run_concurrently(some)).collect()
     }

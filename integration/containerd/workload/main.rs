@@ -10,7 +10,7 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 fn main() {
-    // All ports listen before one is served: a client that one has answered reaches the others, too.
+    // A client that port 15006 has answered must also reach port 15001: every port listens before any is answered.
     let listeners: Vec<_> = std::env::args().skip(1).map(|argument| listen(&argument)).collect();
     let threads: Vec<_> = listeners.into_iter().map(thread::spawn).collect();
     for thread in threads {
@@ -18,7 +18,7 @@ fn main() {
     }
 }
 
-/// Listens at a port, and returns what serves it.
+/// Binds the port of an argument, and returns the function that answers its connections.
 fn listen(argument: &str) -> impl FnOnce() + Send + use<> {
     let (port, address) = argument.split_once('=').map_or((argument, None), |(port, to)| (port, Some(to)));
     let number = port.parse().expect("a port");

@@ -18,7 +18,6 @@ use crate::checks::Checks;
 use crate::cluster::Cluster;
 use crate::components::AUDIT_LOG;
 use crate::pods::{self, Kind};
-use crate::storm::name_of;
 
 /// The agents' service account.
 const ACCOUNT: &str = "gybe-node";
@@ -91,9 +90,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
 /// Replaces the agent, and returns the name of the new one's pod.
 fn new_agent(cluster: &Cluster) -> Result<String, Failure> {
     agent::replace(cluster)?;
-    let mut pods = agent::pods(cluster)?;
-    pods.retain(|pod| pod.pointer("/metadata/deletionTimestamp").is_none());
-    pods.first().map(name_of).ok_or_else(|| Failure::new("the DaemonSet of the agent has no pod"))
+    agent::first_pod(cluster)
 }
 
 /// Makes the agent send each kind of request that it sends only for some pods.

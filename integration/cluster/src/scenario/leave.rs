@@ -16,16 +16,16 @@ use crate::storm::NAMESPACE;
 
 /// The pages with commands for a cluster, in an order in which all of them work: INSTALL ends with the removal.
 const PAGES: [&str; 3] = ["README.md", "docs/TROUBLESHOOTING.md", "docs/INSTALL.md"];
-/// The pod of the mesh that docs/TROUBLESHOOTING.md names.
-const POD: &str = "cart-0";
+/// The pod of the mesh that docs/TROUBLESHOOTING.md names: `shop/cart-0`.
+const MESHED: &str = "cart-0";
 /// How long what is left after the last command may stay.
 const GRACE: Duration = Duration::from_secs(30);
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     releases.installed.install(cluster)?;
     let pods = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-    let path = format!("{pods}/{POD}");
-    cluster.api.create(&pods, &on(NODE, pod(Kind::Meshed, NAMESPACE, POD, POD)))?;
+    let path = format!("{pods}/{MESHED}");
+    cluster.api.create(&pods, &on(NODE, pod(Kind::Meshed, NAMESPACE, MESHED, MESHED)))?;
     wait_until("the pod is ready", || {
         Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready")))
     })?;
@@ -38,8 +38,9 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
             cluster.api.delete(&path)?;
             wait_until("the pod is deleted", || Ok(cluster.api.get(&path)?.is_none()))?;
         }
+        // POD is the agent's in the pages, NAME a pod of the mesh.
         let line = command.replace("POD", &agent).replace("NODE", NODE);
-        let line = line.replace(" NAME ", &format!(" -n {NAMESPACE} {POD} "));
+        let line = line.replace(" NAME ", &format!(" -n {NAMESPACE} {MESHED} "));
         let start = Instant::now();
         let script =
             format!("cd {} && export PATH=\"$PWD/dist:$PATH\" && {line}", releases.installed.clone_path());
