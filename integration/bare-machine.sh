@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# bare-machine.sh [COMMAND...]: runs each command, for instance "make -C integration node", in a clone of the last
-# commit on a Debian 12 that has only what README.md names: the Rust toolchain, a C compiler, make and git. Without
-# commands: .ci/release, and the targets of the four Makefiles, except those in `left_out` below. Prints the seconds and
-# the disk use of each; the output is in target/bare-machine/logs. Fails if a command fails, or leaves a process, a
-# mount or a network namespace.
+# bare-machine.sh [COMMAND... | PART/PARTS]: runs each command, for instance "make -C integration node", in a clone of
+# the last commit on a Debian 12 that has only what README.md names: the Rust toolchain, a C compiler, make and git.
+# Without commands: .ci/release, and the targets of the four Makefiles, except those in `left_out` below; 1/3: every
+# third of them. Prints the seconds and the disk use of each; the output is in target/bare-machine/logs. Fails if a
+# command fails, or leaves a process, a mount or a network namespace.
 #
 # Each command has a root directory, mount, PID, network, IPC and UTS namespaces of its own, and reaches the network
 # through slirp4netns; all of that ends with the command or this script. The roots share the downloads of cargo, Go and
@@ -232,6 +232,11 @@ make_base
 mapfile -t variables < <(environment)
 failed=""
 printf '%8s %8s\n' seconds MB
+part=1 parts=1
+if [[ ${1:-} =~ ^([1-9][0-9]*)/([1-9][0-9]*)$ ]]; then
+    part=${BASH_REMATCH[1]} parts=${BASH_REMATCH[2]}
+    shift
+fi
 if [ $# -gt 0 ]; then
     for command; do
         run "$command"
@@ -239,8 +244,8 @@ if [ $# -gt 0 ]; then
 else
     mapfile -t rows < <(commands_of . "" && commands_of integration "-C integration " &&
         commands_of manifests "-C manifests " && commands_of docs "-C docs " && echo ".ci/release|")
-    for row in "${rows[@]}"; do
-        IFS='|' read -r command arguments <<<"$row"
+    for ((row = part - 1; row < ${#rows[@]}; row += parts)); do
+        IFS='|' read -r command arguments <<<"${rows[row]}"
         run "$command${arguments:+ $arguments}"
     done
 fi
