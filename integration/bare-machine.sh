@@ -93,6 +93,7 @@ make -C integration fault-runs|ADDS=10
 make -C integration existing-image|APPLICATION=registry.example/application
 make -C integration mesh|SCENARIOS="early sidecars"
 make -C integration api-load|AGENTS=50 MINUTES=2
+make -C integration bench-containerd|ARGS="--times 3"
 make -C integration bench-repair|ARGS="--pods 5"
 '
 # Not run: targets that need the reference material, a cluster or ztunnel, that write the result of another target into
