@@ -232,21 +232,18 @@ make_base
 mapfile -t variables < <(environment)
 failed=""
 printf '%8s %8s\n' seconds MB
-part=1 parts=1
-if [[ ${1:-} =~ ^([1-9][0-9]*)/([1-9][0-9]*)$ ]]; then
+if [[ ${1:-1/1} =~ ^([1-9][0-9]*)/([1-9][0-9]*)$ ]]; then
     part=${BASH_REMATCH[1]} parts=${BASH_REMATCH[2]}
-    shift
-fi
-if [ $# -gt 0 ]; then
-    for command; do
-        run "$command"
-    done
-else
     mapfile -t rows < <(commands_of . "" && commands_of integration "-C integration " &&
         commands_of manifests "-C manifests " && commands_of docs "-C docs " && echo ".ci/release|")
+    [ "$part" -le "${#rows[@]}" ] || { echo "part $part is empty: there are ${#rows[@]} targets" >&2; exit 2; }
     for ((row = part - 1; row < ${#rows[@]}; row += parts)); do
         IFS='|' read -r command arguments <<<"${rows[row]}"
         run "$command${arguments:+ $arguments}"
+    done
+else
+    for command; do
+        run "$command"
     done
 fi
 [ -z "$failed" ]

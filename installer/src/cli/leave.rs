@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// The deadline of one request to the API server.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const CANNOT: &str = "cannot remove Gybe from the cluster";
-/// The time between two rounds of queries: short beside the up to 90 s until the kubelet delivers the ConfigMap.
+/// The time between two rounds of queries; the kubelet delivers the ConfigMap to the agents within about 90 s.
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Remove Gybe from every node of the cluster

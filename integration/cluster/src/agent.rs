@@ -42,7 +42,7 @@ pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     cluster.api.list(PODS)
 }
 
-/// Returns the name of the agent's pod on the first node, other than one that is being deleted.
+/// Returns the name of the agent's pod on the first node, one that is not being deleted.
 pub(crate) fn first_pod(cluster: &Cluster) -> Result<String, Failure> {
     let is_first = |pod: &&Value| {
         pod.pointer("/spec/nodeName").is_some_and(|node| node == NODE)

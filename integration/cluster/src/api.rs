@@ -16,8 +16,9 @@ use tokio::time::{timeout, timeout_at};
 
 /// The deadline of [`wait_until`]: longer than any of its waits takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
-/// How long a setting may take to reach the agent on a busy machine: the kubelet updates a mounted ConfigMap every 60
-/// to 90 s (`workerResyncIntervalJitterFactor`, pkg/kubelet/pod_workers.go, v1.36).
+/// How long a setting may take until it shows on a node: the kubelet updates a mounted ConfigMap every 60 to 90 s
+/// (`workerResyncIntervalJitterFactor`, pkg/kubelet/pod_workers.go, v1.36), and the agent writes its node at most once
+/// a minute.
 pub(crate) const SETTING: Duration = Duration::from_secs(150);
 /// The time between two looks at the API server.
 const INTERVAL: Duration = Duration::from_millis(100);

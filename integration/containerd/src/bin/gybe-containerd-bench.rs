@@ -1,5 +1,5 @@
 //! Measures what Gybe adds to the start and the deletion of a sandbox: runs two nodes in turn that differ only in Gybe,
-//! prints the results, and fails when a target is missed; a few sandboxes only show that it runs.
+//! prints the results, and fails when a target is missed; fewer than 31 sandboxes judge none.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -15,7 +15,7 @@ use gybe_containerd_tests::{Agent, Conflist, Generation, Node, Programs, Sandbox
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
 /// The fewest samples by which a target is judged: the kernel counts processor time in hundredths of a second.
-const JUDGED: usize = 31;
+const FEWEST_SAMPLES: usize = 31;
 
 /// Measures what Gybe adds to a sandbox that containerd starts and deletes.
 #[derive(Debug, Parser)]
@@ -79,7 +79,7 @@ fn measure(generation: Generation, arguments: &Arguments) -> Result<Report, Box<
     let processor_times =
         contenders.each_ref().map(|contender| contender.processor_time.get().as_secs_f64() * 1e3 / times);
     let mut report = report(generation, arguments.alive, &contenders, &samples, &processor_times);
-    if arguments.times < JUDGED {
+    if arguments.times < FEWEST_SAMPLES {
         report.targets.clear();
     }
     Ok(report)

@@ -53,7 +53,7 @@ fn f27_after_each_of_several_containerd_crashes_every_pod_is_redirected_and_can_
             node.cri.delete(id).unwrap();
         }
         pods.iter_mut().for_each(|pod| pod.attempt = 1);
-        let ids = node.cri.run_all(&pods).unwrap();
+        let ids: Vec<String> = node.cri.run_concurrently(&pods).into_iter().map(Result::unwrap).collect();
         for (pod, id) in pods.iter().zip(&ids).chain(running.iter().zip(&running_ids)) {
             let started = inspect_pod(&node, &node.cri, pod, id, start);
             assert!(started.is_redirected, "{started:?}");
