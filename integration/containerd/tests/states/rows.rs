@@ -203,10 +203,10 @@ pub(crate) const ROWS: &[Row] = &[
     row("a dangling link last", REDIRECTED,
         &[PRIMARY, Link { name: BEHIND, target: "missing.conflist", content: None }]),
 
-    // Drop-ins.
+    // Drop-ins. containerd does not watch a network's directory, so each is there before its network.
     row("a drop-in of another owner", REDIRECTED, &[File(DROP_IN_FILE, TUNING), PRIMARY]),
     row("a drop-in of another user, agent without capabilities", NOT,
-        &[PRIMARY, Unreadable(DROP_IN_FILE, TUNING)]).wrapper(NO_CAPABILITIES),
+        &[Unreadable(DROP_IN_FILE, TUNING), PRIMARY]).wrapper(NO_CAPABILITIES),
     row("a network's directory of another user, agent without capabilities", NOT,
         &[File(DROP_IN_FILE, TUNING), UnreadableDirectory("gybe-test"), PRIMARY]).wrapper(NO_CAPABILITIES),
     row("a broken drop-in", NOT, &[File(DROP_IN_FILE, Text("{")), PRIMARY]),
