@@ -43,8 +43,8 @@ pub(crate) struct TurnReport {
     pub(crate) shape: Option<String>,
     /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
-    /// Until when another foreign rewrite of the conf has to be expected.
-    pub(crate) rewrite_expected_until: Option<Instant>,
+    /// Whether another foreign rewrite of the conf has to be expected. Only a pass that finds the entry ends that.
+    pub(crate) is_rewrite_expected: bool,
     /// The conflict over each directory, in sentences.
     pub(crate) conflicts: PerDirectory<Option<String>>,
     /// Whether the kernel reports changes (inotify); if not, the loop polls.
@@ -412,12 +412,13 @@ impl AgentSnapshot {
                 Some("the node has not been probed for a backend that works".to_owned())
             }
         };
-        let rewriter = report.rewrite_expected_until.filter(|until| Instant::now() < *until);
-        let rewriter = rewriter.filter(|_| report.phase == Phase::Installed);
+        let has_rewriter = report.is_rewrite_expected && report.phase == Phase::Installed;
+        let rewriter = has_rewriter.then(|| (Reason::RewriteExpected, REWRITER.to_owned()));
         let hung = self.hung().map(|why| (Reason::LoopHung, why));
         let all = hung.into_iter().chain(phase);
-        let all = all.chain(rewriter.map(|_| (Reason::RewriteExpected, REWRITER.to_owned())));
-        let all = all.chain(self.status.missing().iter().map(|why| (Reason::NotInstalled, why.clone())));
+        let all = all
+            .chain(rewriter)
+            .chain(self.status.missing().iter().map(|why| (Reason::NotInstalled, why.clone())));
         let all = all.chain(backend.map(|why| (Reason::NoBackend, why))).chain(pods);
         let all = all.chain(self.socket_problems.iter().map(|why| (Reason::NoSocket, why.clone())));
         let ambient = self.ambient.iter().flat_map(AmbientStatus::not_ready);

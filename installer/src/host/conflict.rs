@@ -19,7 +19,7 @@ use crate::retry::RateLimit;
 /// More foreign rewrites than this in [`PERIOD`] are a conflict.
 const MAX_REWRITES: usize = 5;
 const PERIOD: Duration = Duration::from_secs(60);
-/// Two foreign rewrites within this time are a rewriter's: another one may follow at any moment.
+/// A foreign rewrite so soon after the repair of another one is a rewriter's: a third one may follow at any moment.
 const REWRITER_PERIOD: Duration = Duration::from_secs(10);
 
 /// The writes that are allowed in a conflict. Pods that start while the entry is missing are outside the mesh, so the
@@ -36,7 +36,9 @@ fn rate_limit(directory: Directory) -> RateLimit {
 #[derive(Debug)]
 pub struct ConflictTracker {
     directory: Directory,
+    /// When each was noticed or, if it has been repaired, when that was done.
     rewritten_at: VecDeque<Instant>,
+    has_rewriter: bool,
     last: LastState,
     limit: RateLimit,
     counts: RewriteCounts,
@@ -78,10 +80,11 @@ pub enum WriteOutcome {
 impl ConflictTracker {
     #[must_use]
     pub fn new(directory: Directory) -> Self {
-        let (rewritten_at, counts, rewrite) = Default::default();
+        let (rewritten_at, has_rewriter, counts, rewrite) = Default::default();
         Self {
             directory,
             rewritten_at,
+            has_rewriter,
             last: LastState::Unknown,
             limit: rate_limit(directory),
             counts,
@@ -128,6 +131,8 @@ impl ConflictTracker {
         if self.last == LastState::Undone && (outcome == WriteOutcome::Complete || !is_left) {
             self.counts.repairs += 1;
             self.last = LastState::AsDesired;
+            // A slow disk takes seconds, in which nothing can be undone.
+            self.rewritten_at.back_mut().into_iter().for_each(|at| *at = now);
         }
         match (is_left, outcome) {
             (true, WriteOutcome::Complete | WriteOutcome::Overtaken) => self.count_rewrite(now),
@@ -139,6 +144,8 @@ impl ConflictTracker {
     }
 
     fn count_rewrite(&mut self, now: Instant) {
+        let before = self.rewritten_at.back();
+        self.has_rewriter = before.is_some_and(|before| now.duration_since(*before) < REWRITER_PERIOD);
         self.rewritten_at.push_back(now);
         self.counts.rewrites += 1;
         self.last = LastState::Undone;
@@ -172,9 +179,7 @@ impl ConflictTracker {
     /// Returns until when another rewrite has to be expected; none after a single one.
     #[must_use]
     pub fn expected_until(&self) -> Option<Instant> {
-        let mut latest = self.rewritten_at.iter().rev();
-        let (last, before) = (latest.next()?, latest.next()?);
-        (last.duration_since(*before) < REWRITER_PERIOD).then(|| *last + REWRITER_PERIOD)
+        self.rewritten_at.back().filter(|_| self.has_rewriter).map(|last| *last + REWRITER_PERIOD)
     }
 
     /// Returns the conflict, if there is one. `wait` is the time until the next write, from [`Self::observe`].

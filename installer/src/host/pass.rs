@@ -102,10 +102,11 @@ impl PassHistory {
         has_changed
     }
 
-    /// Returns until when another foreign rewrite of a directory has to be expected; none after a single one.
+    /// Returns for how long another foreign rewrite of the conf has to be expected; none if it has not.
     #[must_use]
-    pub fn rewrite_expected_until(&self, directory: Directory) -> Option<Instant> {
-        self.conflicts.of(directory).expected_until()
+    pub fn rewrite_expected_for(&self) -> Option<Duration> {
+        let left = self.conflicts.conf.expected_until()?.saturating_duration_since(Instant::now());
+        (!left.is_zero()).then_some(left)
     }
 
     /// How often other programs undid our changes in a directory, and how often they were restored.

@@ -50,17 +50,19 @@ impl Reconciler<'_> {
             self.timers.of_mut(directory).observe(*rewrites.of(directory), woken)
         });
         self.log_pass(pass, repaired_in.conf.max(repaired_in.programs));
+        let rewrite_expected_for = self.memory.rewrite_expected_for();
         let result = TurnResult::Passed {
             pass,
             phase: self.phase(pass),
             settings: &self.settings.current,
-            rewrite_expected_until: self.memory.rewrite_expected_until(Directory::Conf),
+            is_rewrite_expected: rewrite_expected_for.is_some(),
             rewrites,
             repaired_in,
         };
         let report = report(result, known, self.watch.mode());
         let remaining = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
-        let next = pass.next_turn(remaining.map_or(RESYNC, |left| left.min(RESYNC)));
+        let next =
+            pass.next_turn(remaining.into_iter().chain(rewrite_expected_for).fold(RESYNC, Duration::min));
         Turn { report, in_force: None, next }
     }
 
@@ -123,7 +125,7 @@ pub(super) enum TurnResult<'a> {
         pass: &'a Pass,
         phase: Phase,
         settings: &'a Settings,
-        rewrite_expected_until: Option<Instant>,
+        is_rewrite_expected: bool,
         rewrites: PerDirectory<RewriteCounts>,
         repaired_in: PerDirectory<Option<Duration>>,
     },
@@ -134,7 +136,7 @@ pub(super) enum TurnResult<'a> {
 /// Returns the report of a turn; `known` is none if it ended before it observed anything.
 pub(super) fn report(result: TurnResult<'_>, known: Option<&Known>, watch: WatchMode) -> TurnReport {
     let (is_pass, of_result) = match result {
-        TurnResult::Passed { pass, phase, settings, rewrite_expected_until, rewrites, repaired_in } => {
+        TurnResult::Passed { pass, phase, settings, is_rewrite_expected, rewrites, repaired_in } => {
             let is_install = settings.options.mode == NodeMode::Install;
             let is_redirected = pass.left.judgement.is_redirected();
             // In mode leave: nothing is left to remove.
@@ -150,7 +152,7 @@ pub(super) fn report(result: TurnResult<'_>, known: Option<&Known>, watch: Watch
                 notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
                 shape: auto(pass),
                 deleted_directory: deleted.map(ToString::to_string),
-                rewrite_expected_until,
+                is_rewrite_expected,
                 conflicts: PerDirectory::made(conflict),
                 pass: Some(PassReport {
                     is_done: pass.left.is_done(),

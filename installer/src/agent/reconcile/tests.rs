@@ -246,6 +246,22 @@ fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_
 }
 
 #[test]
+fn f05_a_turn_is_due_when_no_rewrite_has_to_be_expected_any_more() {
+    let node = TestNode::new("rewriter");
+    let conf = node.0.join("net.d/10.conflist");
+    let primary = fs::read(&conf).unwrap();
+    with_loop(&node, GRACE_PERIOD, |reconciler, _, _| {
+        for is_expected in [false, false, true] {
+            fs::write(&conf, &primary).unwrap();
+            let NextTurn::OnChange(next) = reconciler.turn(Instant::now()) else { panic!("a step failed") };
+            assert!(node.has_entry());
+            assert_eq!(reconciler.published.status.report.is_rewrite_expected, is_expected);
+            assert_eq!(next < RESYNC, is_expected, "{next:?}");
+        }
+    });
+}
+
+#[test]
 fn f37_a_program_that_cannot_be_placed_is_retried_with_growing_waits_and_the_chain_is_repaired_meanwhile() {
     let node = TestNode::new("retry");
     let (image, conf) = (node.0.join("image/gybe-cni"), node.0.join("net.d/10.conflist"));
