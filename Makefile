@@ -26,7 +26,7 @@ lint: ## format, clippy, cargo doc: warnings are errors; ALL=1: every crate, and
 	cargo clippy --locked $(if $(ALL),--workspace --features gybe-referees/rustables) --all-targets -- -D warnings
 	$(MAKE) docs
 	.ci/words
-	$(if $(ALL),command -v cargo-deny >/dev/null || cargo install --quiet --locked cargo-deny)
+	$(if $(ALL),command -v cargo-deny >/dev/null || cargo install --quiet --locked --debug cargo-deny)
 	$(if $(ALL),cargo deny --locked check licenses bans sources)
 
 demo: build ## a pod's connections with and without Gybe; WITHOUT=RULE-ID leaves out a rule

@@ -17,7 +17,7 @@ command -v jq >/dev/null || { echo "needs jq: apt-get install jq" >&2; exit 1; }
 
 # A mutant that lacks a check may write rules into its own namespace, which therefore is not the machine's.
 if [ "${GYBE_MUTANTS:-}" != apart ]; then
-    command -v cargo-mutants >/dev/null || cargo install --quiet --locked cargo-mutants
+    command -v cargo-mutants >/dev/null || cargo install --quiet --locked --debug cargo-mutants
     cargo fetch --quiet --locked
     user=(); [ "$(id -u)" = 0 ] || user=(--user --map-root-user)
     exec env GYBE_MUTANTS=apart CARGO_NET_OFFLINE=true unshare "${user[@]}" --net \

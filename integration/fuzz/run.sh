@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 seconds=${1:-60} seed=${2:-1}
-command -v cargo-fuzz >/dev/null || cargo install --quiet --locked cargo-fuzz
+command -v cargo-fuzz >/dev/null || cargo install --quiet --locked --debug cargo-fuzz
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
