@@ -23,9 +23,10 @@ use crate::host::apply::Busy;
 use crate::host::desired::{DesiredState, Shape, ShapeSetting};
 use crate::host::entries::{desired_conf, written_conf};
 use crate::host::image::Image;
+use crate::host::judge::Judgement;
 use crate::host::observe::PerDirectory;
 use crate::host::observe::runtimes::{ReportWait, Runtimes};
-use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
+use crate::host::pass::{PassHistory, RESYNC, RETRY, pass_with};
 use crate::host::runtimes::RuntimeReport;
 use crate::host::settings::{NodeContext, NodeMode, PodSource, ProgramRemoval, RepairMode, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
@@ -298,7 +299,15 @@ impl<'a> Reconciler<'a> {
         let runtimes = self.runtimes();
         let waits_for_probe = runtimes.waits == ReportWait::Entry;
         self.memory.set_runtimes(runtimes);
-        let pass = match pass(&self.settings.current.environment.directories, &desired, &mut self.memory) {
+        let Settings { options, environment, .. } = &self.settings.current;
+        let (published, shared) = (&mut self.published, self.context.published);
+        let before_writing = |judgement: &Judgement| {
+            if options.mode == NodeMode::Install && !judgement.is_redirected() {
+                published.status.lost_redirection(&judgement.reasons, Instant::now());
+                shared.set(published.clone());
+            }
+        };
+        let pass = match pass_with(&environment.directories, &desired, &mut self.memory, before_writing) {
             Ok(pass) => pass,
             Err(busy) => return self.busy(&busy, &known),
         };

@@ -11,6 +11,7 @@ use crate::agent_status::{RefusedPod, TakenPort};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::observe::{Directory, PerDirectory};
+use crate::host::problem::Problem;
 use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
 use crate::lead::process::{self, Role, Shared};
@@ -21,10 +22,11 @@ use gybe_plugin::conf::PluginConf;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A single rewrite is repaired in a fraction of this, and does not make the agent unready.
+/// A single rewrite is repaired in a fraction of this, unless the disk is slow, and does not make the agent unready.
 const MOMENT: Duration = Duration::from_secs(1);
-const REWRITER: &str = "another program has undone the entry twice within ten seconds, and pods that start between such a \
-                        rewrite and its repair are not redirected; ready again ten seconds after the last one";
+const REWRITER: &str = "another program has undone the entry again within ten seconds of its repair, and pods that start \
+                        between such a rewrite and the repair are not redirected; ready again ten seconds after the \
+                        last repair";
 /// A turn takes milliseconds. It may wait for a disk, and for a program that is tried: 10 s each.
 const HUNG_AFTER: Duration = Duration::from_secs(120);
 
@@ -43,7 +45,7 @@ pub(crate) struct TurnReport {
     pub(crate) shape: Option<String>,
     /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
-    /// Whether another foreign rewrite of the conf has to be expected. Only a pass that finds the entry ends that.
+    /// Whether another foreign rewrite of the conf has to be expected. Only a pass ends that, not the time.
     pub(crate) is_rewrite_expected: bool,
     /// The conflict over each directory, in sentences.
     pub(crate) conflicts: PerDirectory<Option<String>>,
@@ -215,6 +217,15 @@ impl Status {
         };
         self.turned = Some(now);
         self.report = report;
+    }
+
+    /// Records, before the writes of a turn, that a pod started at `now` would not be redirected.
+    pub(crate) fn lost_redirection(&mut self, reasons: &[Problem], now: Instant) {
+        if self.was_complete && self.report.missing.is_empty() {
+            self.report.missing = reasons.iter().map(ToString::to_string).collect();
+            self.missing_since = Some(now);
+            self.unredirected_since = Some(now);
+        }
     }
 
     /// Reports whether a pod started now would not be redirected, for longer than `MOMENT`.
@@ -416,9 +427,8 @@ impl AgentSnapshot {
         let rewriter = has_rewriter.then(|| (Reason::RewriteExpected, REWRITER.to_owned()));
         let hung = self.hung().map(|why| (Reason::LoopHung, why));
         let all = hung.into_iter().chain(phase);
-        let all = all
-            .chain(rewriter)
-            .chain(self.status.missing().iter().map(|why| (Reason::NotInstalled, why.clone())));
+        let all = all.chain(self.status.missing().iter().map(|why| (Reason::NotInstalled, why.clone())));
+        let all = all.chain(rewriter);
         let all = all.chain(backend.map(|why| (Reason::NoBackend, why))).chain(pods);
         let all = all.chain(self.socket_problems.iter().map(|why| (Reason::NoSocket, why.clone())));
         let ambient = self.ambient.iter().flat_map(AmbientStatus::not_ready);

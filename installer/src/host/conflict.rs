@@ -19,7 +19,8 @@ use crate::retry::RateLimit;
 /// More foreign rewrites than this in [`PERIOD`] are a conflict.
 const MAX_REWRITES: usize = 5;
 const PERIOD: Duration = Duration::from_secs(60);
-/// A foreign rewrite so soon after the repair of another one is a rewriter's: a third one may follow at any moment.
+/// A foreign rewrite that follows the repair of another one within this time is a rewriter's: the next one may come at
+/// any moment. Counted from the repair, for which a slow disk may take longer.
 const REWRITER_PERIOD: Duration = Duration::from_secs(10);
 
 /// The writes that are allowed in a conflict. Pods that start while the entry is missing are outside the mesh, so the
@@ -36,8 +37,10 @@ fn rate_limit(directory: Directory) -> RateLimit {
 #[derive(Debug)]
 pub struct ConflictTracker {
     directory: Directory,
-    /// When each was noticed or, if it has been repaired, when that was done.
     rewritten_at: VecDeque<Instant>,
+    /// When the last repaired rewrite was repaired.
+    repaired_at: Option<Instant>,
+    /// Whether the last rewrite came before the repair of the one before it, or within [`REWRITER_PERIOD`] after it.
     has_rewriter: bool,
     last: LastState,
     limit: RateLimit,
@@ -80,10 +83,11 @@ pub enum WriteOutcome {
 impl ConflictTracker {
     #[must_use]
     pub fn new(directory: Directory) -> Self {
-        let (rewritten_at, has_rewriter, counts, rewrite) = Default::default();
+        let (rewritten_at, repaired_at, has_rewriter, counts, rewrite) = Default::default();
         Self {
             directory,
             rewritten_at,
+            repaired_at,
             has_rewriter,
             last: LastState::Unknown,
             limit: rate_limit(directory),
@@ -115,7 +119,7 @@ impl ConflictTracker {
             }
             // While another problem blocks, such as a primary's file that has gone, nothing is repaired yet; the
             // next plan shows whether the entry was undone.
-            _ if !writes && self.is_free(plan) => self.last = LastState::AsDesired,
+            _ if !writes && self.is_free(plan) => self.set_as_desired(now),
             _ => {}
         }
         self.rewritten_at.retain(|at| now.saturating_duration_since(*at) < PERIOD);
@@ -130,22 +134,27 @@ impl ConflictTracker {
         let is_left = self.writes(left);
         if self.last == LastState::Undone && (outcome == WriteOutcome::Complete || !is_left) {
             self.counts.repairs += 1;
-            self.last = LastState::AsDesired;
-            // A slow disk takes seconds, in which nothing can be undone.
-            self.rewritten_at.back_mut().into_iter().for_each(|at| *at = now);
+            self.set_as_desired(now);
         }
         match (is_left, outcome) {
             (true, WriteOutcome::Complete | WriteOutcome::Overtaken) => self.count_rewrite(now),
             // Everything is written, whatever other problem the directory has.
-            (false, WriteOutcome::Complete) => self.last = LastState::AsDesired,
-            (false, _) if self.is_free(left) => self.last = LastState::AsDesired,
+            (false, WriteOutcome::Complete) => self.set_as_desired(now),
+            (false, _) if self.is_free(left) => self.set_as_desired(now),
             (true, WriteOutcome::Failed) | (false, _) => {}
         }
     }
 
+    fn set_as_desired(&mut self, now: Instant) {
+        if self.last == LastState::Undone {
+            self.repaired_at = Some(now);
+        }
+        self.last = LastState::AsDesired;
+    }
+
     fn count_rewrite(&mut self, now: Instant) {
-        let before = self.rewritten_at.back();
-        self.has_rewriter = before.is_some_and(|before| now.duration_since(*before) < REWRITER_PERIOD);
+        let is_recent = |at| now.saturating_duration_since(at) < REWRITER_PERIOD;
+        self.has_rewriter = self.last == LastState::Undone || self.repaired_at.is_some_and(is_recent);
         self.rewritten_at.push_back(now);
         self.counts.rewrites += 1;
         self.last = LastState::Undone;
@@ -176,10 +185,13 @@ impl ConflictTracker {
         }
     }
 
-    /// Returns until when another rewrite has to be expected; none after a single one.
+    /// Returns how long another rewrite has to be expected, from the repair on if that is still to come; none after a
+    /// single one.
     #[must_use]
-    pub fn expected_until(&self) -> Option<Instant> {
-        self.rewritten_at.back().filter(|_| self.has_rewriter).map(|last| *last + REWRITER_PERIOD)
+    pub fn expected_for(&self, now: Instant) -> Option<Duration> {
+        let since = if self.last == LastState::Undone { now } else { self.repaired_at? };
+        let left = REWRITER_PERIOD.saturating_sub(now.saturating_duration_since(since));
+        (self.has_rewriter && !left.is_zero()).then_some(left)
     }
 
     /// Returns the conflict, if there is one. `wait` is the time until the next write, from [`Self::observe`].

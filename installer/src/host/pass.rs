@@ -17,6 +17,7 @@ use super::apply::{AppliedChanges, Busy, FailedChange, NodeLock, apply, due};
 use super::change::Change;
 use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use super::desired::{DesiredState, Shape};
+use super::judge::Judgement;
 use super::observe::runtimes::Runtimes;
 use super::observe::{
     Directory, HashCache, MountRoots, NodeDirectories, ObservedState, PerDirectory, observe,
@@ -102,11 +103,10 @@ impl PassHistory {
         has_changed
     }
 
-    /// Returns for how long another foreign rewrite of the conf has to be expected; none if it has not.
+    /// Returns how long another foreign rewrite of the conf has to be expected; none if that is over.
     #[must_use]
     pub fn rewrite_expected_for(&self) -> Option<Duration> {
-        let left = self.conflicts.conf.expected_until()?.saturating_duration_since(Instant::now());
-        (!left.is_zero()).then_some(left)
+        self.conflicts.conf.expected_for(Instant::now())
     }
 
     /// How often other programs undid our changes in a directory, and how often they were restored.
@@ -205,6 +205,16 @@ pub fn pass(
     desired: &DesiredState,
     memory: &mut PassHistory,
 ) -> Result<Pass, Busy> {
+    pass_with(directories, desired, memory, |_| ())
+}
+
+/// Also calls `before_writing` with the judgement of the node as it is before the writes, which may wait for a disk.
+pub(crate) fn pass_with(
+    directories: &NodeDirectories,
+    desired: &DesiredState,
+    memory: &mut PassHistory,
+    before_writing: impl FnOnce(&Judgement),
+) -> Result<Pass, Busy> {
     let now = Instant::now();
     let failed_before = memory.retries.waiting(now);
     let (mut observed, mut whole) = memory.observe_and_plan(directories, desired, &failed_before)?;
@@ -237,6 +247,7 @@ pub fn pass(
             due,
         });
     }
+    before_writing(&whole.judgement);
     let applied = apply(&planned.changes, directories);
     let left = plan(&memory.look(directories, desired, &applied.failed), desired);
     // The agent's own changes can be a reason for another shape.

@@ -17,7 +17,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 const PRIMARY: &str =
@@ -211,6 +211,21 @@ impl HealthyNode {
 
     pub(crate) fn agent(&self) -> &Agent {
         self.agent.as_ref().unwrap()
+    }
+
+    /// Delays each fsync of the agent by five seconds, as a slow disk does.
+    pub(crate) fn delay_syncs(&self) {
+        let agent = self.agent().pid().to_string();
+        let delay = ["-e", "trace=fsync", "-e", "inject=fsync:delay_enter=5000000"];
+        let mut strace = Command::new("strace");
+        strace.args(["-qq", "-f", "-o", "/dev/null", "-p", &agent]).args(delay).stderr(Stdio::null());
+        // It ends with the agent.
+        strace.spawn().unwrap();
+        let tasks = format!("/proc/{agent}/task");
+        wait_until("strace", || {
+            let mut tasks = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("status"));
+            tasks.all(|status| !fs::read_to_string(status).unwrap().contains("TracerPid:\t0\n"))
+        });
     }
 
     pub(crate) fn conf(&self) -> String {

@@ -94,6 +94,14 @@ const STATES: &[State] = &[
         remove_program(node, "loopback");
     }),
     unready(
+        "another program removes the entry, and a slow disk delays the repair",
+        |node| {
+            node.delay_syncs();
+            node.put_primary();
+        },
+        "the runtime uses 10-pods.conflist (bridge), which does not run gybe-cni",
+    ),
+    unready(
         "the program of the primary's IPAM is missing",
         |node| {
             node.change_conf(

@@ -114,7 +114,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         },
         doctor: &[
             wrong("agent", "GybeConflict", "another program keeps undoing", "stop the other writer"),
-            wrong("agent", NOT_READY, "another program has undone the entry twice", "docs/AGENT.md"),
+            wrong("agent", NOT_READY, "another program has undone the entry again", "docs/AGENT.md"),
         ],
         verify: None,
     },

@@ -61,8 +61,8 @@ impl Reconciler<'_> {
         };
         let report = report(result, known, self.watch.mode());
         let remaining = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
-        let next =
-            pass.next_turn(remaining.into_iter().chain(rewrite_expected_for).fold(RESYNC, Duration::min));
+        let due = [remaining, rewrite_expected_for].into_iter().flatten();
+        let next = pass.next_turn(due.fold(RESYNC, Duration::min));
         Turn { report, in_force: None, next }
     }
 

@@ -7,6 +7,7 @@ use crate::agent::status::Status;
 use crate::host::apply::NodeLock;
 use crate::host::change::Change;
 use crate::host::conflict::{Conflict, ForeignRewrite};
+use crate::host::pass::pass;
 use crate::host::settings::GRACE_PERIOD;
 use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;
@@ -246,7 +247,7 @@ fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_
 }
 
 #[test]
-fn f05_a_turn_is_due_when_no_rewrite_has_to_be_expected_any_more() {
+fn f05_a_turn_is_due_when_the_expectation_of_a_rewrite_ends() {
     let node = TestNode::new("rewriter");
     let conf = node.0.join("net.d/10.conflist");
     let primary = fs::read(&conf).unwrap();

@@ -42,27 +42,52 @@ fn f05_in_a_conflict_the_entry_is_restored_at_once_and_at_most_twice_a_second_af
 }
 
 #[test]
-fn f05_after_two_rewrites_within_ten_seconds_another_one_is_expected_for_ten_seconds() {
+fn f05_after_a_rewrite_within_ten_seconds_of_a_repair_another_one_is_expected_for_ten_seconds() {
     let start = Instant::now();
     let after = |seconds| start + Duration::from_secs(seconds);
     // When each rewrite is noticed and when it is repaired; the disk may be slow.
-    for (rewrites, until) in [
-        (&[][..], None),
-        (&[(0, 0)], None),
-        (&[(0, 0), (1, 1)], Some(11)),
-        (&[(0, 0), (9, 9)], Some(19)),
-        (&[(0, 0), (10, 10)], None),
-        (&[(0, 0), (1, 1), (2, 2), (3, 3)], Some(13)),
-        (&[(0, 0), (1, 1), (30, 30)], None),
-        (&[(0, 12), (13, 30)], Some(40)),
+    for (rewrites, is_expected) in [
+        (&[][..], false),
+        (&[(0, 0)], false),
+        (&[(0, 0), (1, 1)], true),
+        (&[(0, 0), (9, 9)], true),
+        (&[(0, 0), (10, 10)], false),
+        (&[(0, 0), (1, 1), (2, 2), (3, 3)], true),
+        (&[(0, 0), (1, 1), (30, 30)], false),
+        (&[(0, 12), (13, 30)], true),
+        (&[(0, 0), (1, 90)], true),
     ] {
         let mut tracker = ConflictTracker::new(Directory::Conf);
         tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+        let mut last = 0;
         for (noticed, repaired) in rewrites {
-            observe(&mut tracker, &undone(), after(*noticed));
+            for second in *noticed..=*repaired {
+                observe(&mut tracker, &undone(), after(second));
+            }
             tracker.wrote(WriteOutcome::Complete, &Plan::default(), after(*repaired));
+            last = *repaired;
         }
-        assert_eq!(tracker.expected_until(), until.map(after), "{rewrites:?}");
+        let expected_for = |seconds| tracker.expected_for(after(last + seconds));
+        assert_eq!(expected_for(0), is_expected.then(|| Duration::from_secs(10)), "{rewrites:?}");
+        assert_eq!(expected_for(9), is_expected.then(|| Duration::from_secs(1)), "{rewrites:?}");
+        assert_eq!(expected_for(10), None, "{rewrites:?}");
+    }
+}
+
+#[test]
+fn f05_while_a_rewriters_last_rewrite_is_not_repaired_another_one_is_expected() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    for outcome in [WriteOutcome::Overtaken, WriteOutcome::Failed] {
+        let mut tracker = ConflictTracker::new(Directory::Conf);
+        tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+        for second in 0..2 {
+            observe(&mut tracker, &undone(), after(second));
+            tracker.wrote(WriteOutcome::Complete, &Plan::default(), after(second));
+        }
+        observe(&mut tracker, &undone(), after(2));
+        tracker.wrote(outcome, &undone(), after(14));
+        assert!(tracker.expected_for(after(60)).is_some(), "{outcome:?}");
     }
 }
 

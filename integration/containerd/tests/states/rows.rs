@@ -203,7 +203,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("a dangling link last", REDIRECTED,
         &[PRIMARY, Link { name: BEHIND, target: "missing.conflist", content: None }]),
 
-    // Drop-ins. containerd does not watch a network's directory, so each is there before its network.
+    // Drop-ins. containerd does not watch a network's directory, so a row writes the drop-in before the network's file.
     row("a drop-in of another owner", REDIRECTED, &[File(DROP_IN_FILE, TUNING), PRIMARY]),
     row("a drop-in of another user, agent without capabilities", NOT,
         &[Unreadable(DROP_IN_FILE, TUNING), PRIMARY]).wrapper(NO_CAPABILITIES),
