@@ -5,7 +5,7 @@ use crate::node::{Node, Pod};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity};
 use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::plugin_call::PluginDir;
-use gybe_integration::programs::{Run, path_of_ours};
+use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::{
     Agent, Layout, TestDir, agent_environment, cluster_environment, wait_for, wait_until, write_volume,
@@ -17,7 +17,7 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::LazyLock;
 
 const PRIMARY: &str =
@@ -215,12 +215,11 @@ impl HealthyNode {
 
     /// Delays each fsync of the agent by five seconds, as a slow disk does.
     pub(crate) fn delay_syncs(&self) {
-        let agent = self.agent().pid().to_string();
-        let delay = ["-e", "trace=fsync", "-e", "inject=fsync:delay_enter=5000000"];
-        let mut strace = Command::new("strace");
-        strace.args(["-qq", "-f", "-o", "/dev/null", "-p", &agent]).args(delay).stderr(Stdio::null());
+        let agent = self.agent().pid();
+        let delay = "-e trace=fsync -e inject=fsync:delay_enter=5000000";
         // It ends with the agent.
-        strace.spawn().unwrap();
+        let strace = format!("strace -qq -f -o /dev/null {delay} -p {agent} >/dev/null 2>&1 &");
+        assert_eq!(run("sh", &["-c", &strace], "").unwrap().code, Some(0));
         let tasks = format!("/proc/{agent}/task");
         wait_until("strace", || {
             let mut tasks = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("status"));
