@@ -27,6 +27,7 @@ use crate::host::judge::Judgement;
 use crate::host::observe::PerDirectory;
 use crate::host::observe::runtimes::{ReportWait, Runtimes};
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass_with};
+use crate::host::problem::{Problem, ProgramFault};
 use crate::host::runtimes::RuntimeReport;
 use crate::host::settings::{NodeContext, NodeMode, PodSource, ProgramRemoval, RepairMode, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
@@ -299,15 +300,20 @@ impl<'a> Reconciler<'a> {
         let runtimes = self.runtimes();
         let waits_for_probe = runtimes.waits == ReportWait::Entry;
         self.memory.set_runtimes(runtimes);
-        let Settings { options, environment, .. } = &self.settings.current;
         let (published, shared) = (&mut self.published, self.context.published);
         let before_writing = |judgement: &Judgement| {
-            if options.mode == NodeMode::Install && !judgement.is_redirected() {
-                published.status.lost_redirection(&judgement.reasons, Instant::now());
+            // Whether another build works is known only after its trial, which is one of the changes.
+            let is_known =
+                |why: &&Problem| !matches!(why, Problem::Program { why: ProgramFault::Another, .. });
+            let reasons: Vec<_> =
+                judgement.reasons.iter().filter(is_known).map(ToString::to_string).collect();
+            if !reasons.is_empty() {
+                published.status.record_lost_redirection(reasons, Instant::now());
                 shared.set(published.clone());
             }
         };
-        let pass = match pass_with(&environment.directories, &desired, &mut self.memory, before_writing) {
+        let directories = &self.settings.current.environment.directories;
+        let pass = match pass_with(directories, &desired, &mut self.memory, before_writing) {
             Ok(pass) => pass,
             Err(busy) => return self.busy(&busy, &known),
         };

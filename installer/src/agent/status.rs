@@ -11,7 +11,6 @@ use crate::agent_status::{RefusedPod, TakenPort};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::observe::{Directory, PerDirectory};
-use crate::host::problem::Problem;
 use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
 use crate::lead::process::{self, Role, Shared};
@@ -22,11 +21,10 @@ use gybe_plugin::conf::PluginConf;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-/// A single rewrite is repaired in a fraction of this, unless the disk is slow, and does not make the agent unready.
+/// A rewrite that is repaired within this time does not make the agent unready. A slow disk may take longer.
 const MOMENT: Duration = Duration::from_secs(1);
-const REWRITER: &str = "another program has undone the entry again within ten seconds of its repair, and pods that start \
-                        between such a rewrite and the repair are not redirected; ready again ten seconds after the \
-                        last repair";
+const REWRITER: &str = "another program has undone the entry again within ten seconds of its repair; pods that start \
+                        before the next repair are not redirected; ready again ten seconds after the last repair";
 /// A turn takes milliseconds. It may wait for a disk, and for a program that is tried: 10 s each.
 const HUNG_AFTER: Duration = Duration::from_secs(120);
 
@@ -45,7 +43,8 @@ pub(crate) struct TurnReport {
     pub(crate) shape: Option<String>,
     /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
-    /// Whether another foreign rewrite of the conf has to be expected. Only a pass ends that, not the time.
+    /// Whether another foreign rewrite of the conf has to be expected; true until a pass finds otherwise, however long
+    /// that takes.
     pub(crate) is_rewrite_expected: bool,
     /// The conflict over each directory, in sentences.
     pub(crate) conflicts: PerDirectory<Option<String>>,
@@ -163,7 +162,7 @@ impl UnreadyReason {
     }
 }
 
-/// The last report, and the counters over all turns.
+/// The last report, with the reasons that a turn found before its writes, and the counters over all turns.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Status {
     pub(crate) report: TurnReport,
@@ -219,13 +218,18 @@ impl Status {
         self.report = report;
     }
 
-    /// Records, before the writes of a turn, that a pod started at `now` would not be redirected.
-    pub(crate) fn lost_redirection(&mut self, reasons: &[Problem], now: Instant) {
-        if self.was_complete && self.report.missing.is_empty() {
-            self.report.missing = reasons.iter().map(ToString::to_string).collect();
-            self.missing_since = Some(now);
-            self.unredirected_since = Some(now);
+    /// Records, before the writes of a turn, why a pod started at `now` would not be redirected, if the last turn found
+    /// that it would be. Others have none to lose: those in mode leave, or that could not observe the node.
+    pub(crate) fn record_lost_redirection(&mut self, reasons: Vec<String>, now: Instant) {
+        if self.report.is_redirected != Some(true) {
+            return;
         }
+        self.report.is_redirected = Some(false);
+        self.unredirected_since = Some(now);
+        if self.report.missing.is_empty() {
+            self.missing_since = Some(now);
+        }
+        self.report.missing.extend(reasons);
     }
 
     /// Reports whether a pod started now would not be redirected, for longer than `MOMENT`.
@@ -271,8 +275,8 @@ impl Status {
     }
 }
 
-/// What the reconcile loop publishes after each turn. Readers get the status and the settings of one turn: a pod is
-/// deleted only by settings under which the node was ready.
+/// What the reconcile loop publishes after each turn, and within one before writes that take long. Readers get the
+/// status and the settings of one turn: a pod is deleted only by settings under which the node was ready.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Published {
     pub(crate) status: Status,
@@ -426,9 +430,8 @@ impl AgentSnapshot {
         let has_rewriter = report.is_rewrite_expected && report.phase == Phase::Installed;
         let rewriter = has_rewriter.then(|| (Reason::RewriteExpected, REWRITER.to_owned()));
         let hung = self.hung().map(|why| (Reason::LoopHung, why));
-        let all = hung.into_iter().chain(phase);
+        let all = hung.into_iter().chain(phase).chain(rewriter);
         let all = all.chain(self.status.missing().iter().map(|why| (Reason::NotInstalled, why.clone())));
-        let all = all.chain(rewriter);
         let all = all.chain(backend.map(|why| (Reason::NoBackend, why))).chain(pods);
         let all = all.chain(self.socket_problems.iter().map(|why| (Reason::NoSocket, why.clone())));
         let ambient = self.ambient.iter().flat_map(AmbientStatus::not_ready);
@@ -453,6 +456,33 @@ mod tests {
         ] {
             status.update(TurnReport { phase, is_redirected, ..TurnReport::default() }, now);
             assert_eq!(status.unredirected_for().is_some(), expected, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn redirection_that_is_lost_before_slow_writes_makes_the_agent_unready_after_a_second() {
+        let kubeconfig = ["the kubeconfig cannot be written"];
+        for (is_redirected, missing, waited, expected) in [
+            (Some(true), &[][..], Duration::ZERO, [false, false]),
+            (Some(true), &[], MOMENT, [true, true]),
+            // Unready before: no second of readiness.
+            (Some(true), &kubeconfig, Duration::ZERO, [true, false]),
+            // In mode leave.
+            (None, &[], MOMENT, [false, false]),
+        ] {
+            let now = Instant::now();
+            let missing = missing.iter().map(|why: &&str| (*why).to_owned()).collect();
+            let mut status = Status::default();
+            status.update(TurnReport { is_redirected, missing, ..TurnReport::default() }, now);
+            let began = now.checked_sub(waited).unwrap();
+            status.record_lost_redirection(vec!["the runtime uses 05-other.conflist".to_owned()], began);
+            assert_eq!(
+                [!status.missing().is_empty(), status.is_unredirected()],
+                expected,
+                "{is_redirected:?}"
+            );
+            status.update(TurnReport { is_redirected: Some(true), ..TurnReport::default() }, now);
+            assert_eq!((status.missing(), status.unredirected_for()), (&[][..], None));
         }
     }
 

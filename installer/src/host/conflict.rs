@@ -20,7 +20,7 @@ use crate::retry::RateLimit;
 const MAX_REWRITES: usize = 5;
 const PERIOD: Duration = Duration::from_secs(60);
 /// A foreign rewrite that follows the repair of another one within this time is a rewriter's: the next one may come at
-/// any moment. Counted from the repair, for which a slow disk may take longer.
+/// any moment. Counted from the end of the repair, which a slow disk may delay for longer than this.
 const REWRITER_PERIOD: Duration = Duration::from_secs(10);
 
 /// The writes that are allowed in a conflict. Pods that start while the entry is missing are outside the mesh, so the
@@ -38,9 +38,9 @@ fn rate_limit(directory: Directory) -> RateLimit {
 pub struct ConflictTracker {
     directory: Directory,
     rewritten_at: VecDeque<Instant>,
-    /// When the last repaired rewrite was repaired.
+    /// When a rewrite was last repaired, by the agent or by the other program.
     repaired_at: Option<Instant>,
-    /// Whether the last rewrite came before the repair of the one before it, or within [`REWRITER_PERIOD`] after it.
+    /// Whether the last rewrite came less than [`REWRITER_PERIOD`] after the repair of another one, or before it.
     has_rewriter: bool,
     last: LastState,
     limit: RateLimit,
@@ -185,8 +185,8 @@ impl ConflictTracker {
         }
     }
 
-    /// Returns how long another rewrite has to be expected, from the repair on if that is still to come; none after a
-    /// single one.
+    /// Returns how long from `now` on another rewrite has to be expected: while the last one is not repaired, the whole
+    /// [`REWRITER_PERIOD`]. None after a single rewrite.
     #[must_use]
     pub fn expected_for(&self, now: Instant) -> Option<Duration> {
         let since = if self.last == LastState::Undone { now } else { self.repaired_at? };

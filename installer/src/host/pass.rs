@@ -103,7 +103,7 @@ impl PassHistory {
         has_changed
     }
 
-    /// Returns how long another foreign rewrite of the conf has to be expected; none if that is over.
+    /// Returns how long another foreign rewrite of the conf has to be expected; none if none has to be.
     #[must_use]
     pub fn rewrite_expected_for(&self) -> Option<Duration> {
         self.conflicts.conf.expected_for(Instant::now())
@@ -208,7 +208,8 @@ pub fn pass(
     pass_with(directories, desired, memory, |_| ())
 }
 
-/// Also calls `before_writing` with the judgement of the node as it is before the writes, which may wait for a disk.
+/// As [`pass`], and calls `before_writing` with the judgement of the node as observed before the first write, which may
+/// wait for a disk. Not called if there is nothing to write.
 pub(crate) fn pass_with(
     directories: &NodeDirectories,
     desired: &DesiredState,

@@ -217,13 +217,14 @@ impl HealthyNode {
     pub(crate) fn delay_syncs(&self) {
         let agent = self.agent().pid();
         let delay = "-e trace=fsync -e inject=fsync:delay_enter=5000000";
-        // It ends with the agent.
-        let strace = format!("strace -qq -f -o /dev/null {delay} -p {agent} >/dev/null 2>&1 &");
+        // strace ends with the agent.
+        let strace = format!("strace -f {delay} -p {agent} >/dev/null 2>&1 &");
         assert_eq!(run("sh", &["-c", &strace], "").unwrap().code, Some(0));
         let tasks = format!("/proc/{agent}/task");
-        wait_until("strace", || {
+        wait_until("strace, which traces each thread", || {
             let mut tasks = fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("status"));
-            tasks.all(|status| !fs::read_to_string(status).unwrap().contains("TracerPid:\t0\n"))
+            // A task that has ended meanwhile is looked for again.
+            tasks.all(|path| fs::read_to_string(path).is_ok_and(|text| !text.contains("TracerPid:\t0\n")))
         });
     }
 

@@ -135,7 +135,8 @@ impl NodeEvents {
         redirection.into_iter().chain(self.observe_conflicts(status)).collect()
     }
 
-    /// A rewrite that is repaired within a second causes no event, nor does the time before the first installation.
+    /// A rewrite that is repaired by the turn that observes it causes no event, nor does the time before the first
+    /// installation.
     fn observe_redirection(&mut self, status: &Status) -> Option<Event> {
         let report = &status.report;
         self.was_redirected |= report.is_redirected == Some(true);
