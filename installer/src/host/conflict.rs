@@ -185,8 +185,8 @@ impl ConflictTracker {
         }
     }
 
-    /// Returns how long from `now` on another rewrite has to be expected: while the last one is not repaired, the whole
-    /// [`REWRITER_PERIOD`]. None after a single rewrite.
+    /// Returns how long from `now` on another rewrite has to be expected: while the last one is not repaired, for the
+    /// whole ten seconds. None after a single rewrite.
     #[must_use]
     pub fn expected_for(&self, now: Instant) -> Option<Duration> {
         let since = if self.last == LastState::Undone { now } else { self.repaired_at? };
