@@ -19,6 +19,11 @@ use crate::{HarnessError, Sandbox};
 /// Longer than a program takes on a busy machine.
 const EXEC_SECONDS: i64 = 30;
 
+/// What the plugin `bridge` says when duplicate address detection takes longer than the 5 s that it waits: the kernel
+/// has one queue for the addresses of all namespaces, which is long on a busy machine. The kubelet tries again, too.
+const STILL_TENTATIVE: &str = "still has tentative addresses";
+const ATTEMPTS: usize = 5;
+
 /// Longer than any call takes on a busy machine.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -104,8 +109,7 @@ impl Cri {
         self.concurrently(sandboxes.iter().map(|sandbox| self.run_request(sandbox)))
     }
 
-    /// Starts sandboxes, ten at a time, and returns their ids in the same order. Of a hundred at once on a busy
-    /// machine, the plugin `bridge` refuses some: duplicate address detection takes longer than the 5 s that it waits.
+    /// Starts sandboxes and returns their ids in the same order; ten at a time, so that few have to be tried again.
     pub fn run_all(&self, sandboxes: &[Sandbox]) -> Result<Vec<String>, HarnessError> {
         sandboxes.chunks(10).flat_map(|some| self.run_concurrently(some)).collect()
     }
@@ -120,7 +124,14 @@ impl Cri {
         };
         let mut client = self.runtime.clone();
         async move {
-            let response = client.run_pod_sandbox(request).await;
+            let mut response = client.run_pod_sandbox(request.clone()).await;
+            for _ in 1..ATTEMPTS {
+                let is_late = |status: &Status| status.message().contains(STILL_TENTATIVE);
+                if !response.as_ref().is_err_and(is_late) {
+                    break;
+                }
+                response = client.run_pod_sandbox(request.clone()).await;
+            }
             Ok(response_of("RunPodSandbox", response)?.pod_sandbox_id)
         }
     }
