@@ -219,7 +219,7 @@ impl Status {
     }
 
     /// Records, before the writes of a turn, why a pod started at `now` would not be redirected, if the last turn found
-    /// that it would be. Others have none to lose: those in mode leave, or that could not observe the node.
+    /// that it would be. A turn in mode leave, or one that could not observe the node, has found no redirection to lose.
     pub(crate) fn record_lost_redirection(&mut self, reasons: Vec<String>, now: Instant) {
         if self.report.is_redirected != Some(true) {
             return;
@@ -275,8 +275,9 @@ impl Status {
     }
 }
 
-/// What the reconcile loop publishes after each turn, and within one before writes that take long. Readers get the
-/// status and the settings of one turn: a pod is deleted only by settings under which the node was ready.
+/// What the reconcile loop publishes after each turn, and before the writes of a turn that finds redirection lost or
+/// other settings. Readers get the status and the settings of one turn: a pod is deleted only by settings under which
+/// the node was ready.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Published {
     pub(crate) status: Status,

@@ -40,7 +40,7 @@ pub struct ConflictTracker {
     rewritten_at: VecDeque<Instant>,
     /// When a rewrite was last repaired, by the agent or by the other program.
     repaired_at: Option<Instant>,
-    /// Whether the last rewrite came less than [`REWRITER_PERIOD`] after the repair of another one, or before it.
+    /// Whether the last rewrite came before another one was repaired, or less than [`REWRITER_PERIOD`] after that.
     has_rewriter: bool,
     last: LastState,
     limit: RateLimit,
