@@ -222,9 +222,10 @@ impl<'a> Reconciler<'a> {
             in_force: in_force.filter(|_| is_followed && error.is_none()),
             error,
         };
-        self.write_repair_setting(self.published.settings.in_force.is_some());
         self.published.status.update(report, Instant::now());
         self.context.published.set(self.published.clone());
+        // Afterwards, so that the agent has the setting when that process sends what it finds.
+        self.write_repair_setting(self.published.settings.in_force.is_some());
         self.post_events();
         next
     }
