@@ -21,11 +21,12 @@ const EXEC_SECONDS: i64 = 30;
 
 /// What the plugin `bridge` says when duplicate address detection takes longer than the 5 s that it waits: the kernel
 /// has one queue for the addresses of all namespaces, which is long on a busy machine. The kubelet tries again, too.
-const STILL_TENTATIVE: &str = "still has tentative addresses";
-const ATTEMPTS: usize = 5;
+pub const STILL_TENTATIVE: &str = "still has tentative addresses";
+/// How often a test starts a sandbox at most, while that is what `bridge` says.
+pub const ATTEMPTS: usize = 5;
 
 /// Longer than any call takes on a busy machine.
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A connection to containerd.
 #[derive(Debug)]

@@ -96,6 +96,13 @@ impl SimulatedHost {
         succeed(command, program)
     }
 
+    /// Copies a program of the machine. Another process writes it: one that this process wrote could not be run while a
+    /// child of another thread, before its execve(2), has it open for writing (`ETXTBSY`).
+    pub fn install(&self, program: &Path, path: &str) -> Result<(), HarnessError> {
+        let program = fs::canonicalize(program).map_err(HarnessError::file(program))?;
+        self.run(Path::new("install"), &["-D", "-m", "755", &program.to_string_lossy(), path]).map(drop)
+    }
+
     fn init_process(&self, file: &str) -> PathBuf {
         Path::new("/proc").join(self.pid.to_string()).join(file)
     }

@@ -17,7 +17,7 @@ use crate::cluster::{Cluster, NODE, config_map, daemon_set, probe_once};
 use crate::kubelet::{self, PodContext};
 
 /// Longer than any awaited event takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// The directory of the volumes on the test node.
 const VOLUMES: &str = "/run/kubelet";
 
@@ -177,7 +177,8 @@ impl<'s> DaemonSetPod<'s> {
     }
 
     pub(crate) fn stop(&self, container: &str) {
-        self.cluster.node.cri.stop_container(&self.containers[container].id, 10).unwrap();
+        let grace = self.pod.termination_grace_period_seconds.unwrap();
+        self.cluster.node.cri.stop_container(&self.containers[container].id, grace).unwrap();
     }
 
     /// Returns the containers' status and logs.

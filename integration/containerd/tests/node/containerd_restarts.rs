@@ -50,7 +50,8 @@ fn f27_after_each_of_several_containerd_crashes_every_pod_is_redirected_and_can_
             (0..STARTING).map(|number| meshed_pod(&node, &format!("cart-{restart}-{number}"))).collect();
         node = kill_containerd_while_pods_start(node, &pods, restart * 3 + 1);
         for id in node.cri.list().unwrap().iter().filter(|id| !running_ids.contains(id)) {
-            node.cri.delete(id).unwrap();
+            // A plugin of the killed containerd may still run, and hold what the first attempt deletes.
+            wait_for("the deletion", || node.cri.delete(id).ok());
         }
         pods.iter_mut().for_each(|pod| pod.attempt = 1);
         let ids: Vec<String> = node.cri.run_concurrently(&pods).into_iter().map(Result::unwrap).collect();

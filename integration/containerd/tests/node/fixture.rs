@@ -1,7 +1,6 @@
 //! A node without Gybe, two versions of the image to install, and the state that must hold at the end.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
@@ -14,7 +13,7 @@ use gybe_test_support::wait_for_at_most;
 use crate::conflist_state::ConflistState;
 
 /// The longest wait for one event: more than any takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
 
@@ -55,18 +54,15 @@ pub(crate) fn conflist(generation: Generation) -> Conflist {
 
 /// Writes the release programs. Those of the second version have other bytes and the same function.
 fn write_image(node: &Node, image: Image) {
-    let directory = node.host().path(image.directory());
-    fs::create_dir_all(&directory).unwrap();
     for name in ["gybe", "gybe-cni"] {
         let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist").join(name);
-        let mut bytes = fs::read(&built)
-            .unwrap_or_else(|error| panic!("{}: {error}; run:  make -C integration node", built.display()));
+        let path = format!("{}/{name}", image.directory());
+        let installed = node.host().install(&built, &path);
+        installed.unwrap_or_else(|error| panic!("{error}; run:  make -C integration node"));
         if image == Image::Two {
-            bytes.extend_from_slice(b"version two");
+            let append = ["-c", "printf 'version two' >>\"$0\"", &path];
+            node.host().run(Path::new("sh"), &append).unwrap();
         }
-        let path = directory.join(name);
-        fs::write(&path, bytes).unwrap();
-        fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
 }
 

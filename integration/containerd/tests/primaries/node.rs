@@ -1,7 +1,7 @@
 //! A node with an API server, a primary plugin's agent and Gybe's agent.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
@@ -94,11 +94,8 @@ impl PrimaryNode {
         let settings = node.host().path(agent::SETTINGS);
         fs::create_dir_all(&settings).unwrap();
         fs::write(settings.join("shape"), shape.name()).unwrap();
-        let image = node.host().path(IMAGE);
-        fs::create_dir_all(&image).unwrap();
         for name in ["gybe", "gybe-cni"] {
-            fs::copy(program_under_test(name).unwrap(), image.join(name)).unwrap();
-            fs::set_permissions(image.join(name), Permissions::from_mode(0o755)).unwrap();
+            node.host().install(&program_under_test(name).unwrap(), &format!("{IMAGE}/{name}")).unwrap();
         }
         let mut api = node.host().command(Path::new("/nonexistent"), "sh");
         api.arg(script("api")).arg(Path::new(TOP).join("target/cluster"));

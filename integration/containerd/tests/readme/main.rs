@@ -81,6 +81,7 @@ fn shows(output: &str, shown: &[String]) -> bool {
 struct ContainerdNode {
     node: Node,
     programs: PathBuf,
+    crictl_config: PathBuf,
 }
 
 impl ContainerdNode {
@@ -90,7 +91,10 @@ impl ContainerdNode {
         let network = Conflist::reference_plugins(generation);
         let node =
             Node::start(Programs { host_init, plugins: &[], runc: None }, generation, &network, log).unwrap();
-        Self { node, programs: generation.programs().unwrap() }
+        // crictl waits 2 s for an answer, which is too short on a busy machine.
+        let crictl_config = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("crictl-{generation}.yaml"));
+        fs::write(&crictl_config, "timeout: 120\n").unwrap();
+        Self { node, programs: generation.programs().unwrap(), crictl_config }
     }
 
     /// Runs a shell script in the root of the workspace. `crictl` and `ctr` find this node's containerd.
@@ -99,6 +103,7 @@ impl ContainerdNode {
         assert!(crictl.join("crictl").exists(), "{}: run make -C integration readme", crictl.display());
         let mut command = self.node.host().command(&self.programs, "timeout");
         command
+            .env("CRI_CONFIG_FILE", &self.crictl_config)
             .env("CONTAINERD_ADDRESS", SOCKET)
             .env("CONTAINER_RUNTIME_ENDPOINT", format!("unix://{SOCKET}"));
         let top = fs::canonicalize(TOP).unwrap();

@@ -29,8 +29,12 @@ enum CallKind {
     DelWithoutNetns,
 }
 
+/// The calls for the sandbox with an ADD. One that the plugins before refuse has DELs alone, and another id.
 fn kinds(node: &Node) -> Vec<CallKind> {
-    node.recorded_calls().unwrap().iter().filter_map(kind).collect()
+    let calls = node.recorded_calls().unwrap();
+    let id = |call: &RecordedCall| call.variable("CNI_CONTAINERID").to_owned();
+    let added = calls.iter().find(|call| call.command() == "ADD").map(id);
+    calls.iter().filter(|call| Some(id(call)) == added).filter_map(kind).collect()
 }
 
 fn kind(call: &RecordedCall) -> Option<CallKind> {

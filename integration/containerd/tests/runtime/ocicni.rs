@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
+use gybe_containerd_tests::cri::{ATTEMPTS, STILL_TENTATIVE};
 use gybe_containerd_tests::{Sandbox, SimulatedHost};
 use gybe_installer::host::observe::runtimes::DropIns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -99,9 +100,19 @@ impl Ocicni {
         self.result("Status", &[]).map(drop)
     }
 
-    /// Makes a pod's network as CRI-O does: ADD, then CHECK. Returns the pod's addresses.
+    /// Makes a pod's network as CRI-O does: ADD, then CHECK. Returns the pod's addresses. Tries again as [`Cri`] does.
+    ///
+    /// [`Cri`]: gybe_containerd_tests::Cri
     pub(crate) fn set_up(&mut self, pod: &CrioPod) -> Result<Vec<IpAddr>, String> {
-        self.add(pod)?;
+        let mut added = self.add(pod);
+        for _ in 1..ATTEMPTS {
+            if !added.as_ref().is_err_and(|why| why.contains(STILL_TENTATIVE)) {
+                break;
+            }
+            self.tear_down(pod)?;
+            added = self.add(pod);
+        }
+        added?;
         self.check(pod)
     }
 

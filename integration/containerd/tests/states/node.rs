@@ -103,7 +103,7 @@ impl StateNode {
             fs::create_dir_all(path(directory)).unwrap();
         }
         for name in ["gybe", "gybe-cni"] {
-            fs::copy(program_under_test(name).unwrap(), path(IMAGE).join(name)).unwrap();
+            node.host().install(&program_under_test(name).unwrap(), &format!("{IMAGE}/{name}")).unwrap();
         }
         let links = fs::read_dir(path(containerd::BIN_DIR)).unwrap().map(|entry| entry.unwrap().path());
         let plugins = links.map(|link| (link.file_name().unwrap().into(), fs::read_link(&link).unwrap()));

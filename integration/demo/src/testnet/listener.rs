@@ -20,6 +20,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// For how long a child of another thread may have a former listener's socket: until its execve(2).
+const ROOM_WITHIN: Duration = Duration::from_secs(5);
 
 /// The name in a listener's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,7 +178,7 @@ fn open(listening: &ListeningPort, address: SocketAddr, mark: u32) -> nix::Resul
     if mark != 0 {
         setsockopt(&fd, sockopt::Mark, &mark)?;
     }
-    sockets::bind(&fd, address)?;
+    sockets::bind_until(&fd, address, Instant::now() + ROOM_WITHIN)?;
     let port = listening.port;
     Ok(match listening.transport {
         Transport::Tcp => {
