@@ -6,7 +6,7 @@ use crate::with_api_server::Cluster;
 use crate::{QUERY_DEADLINE, TestCluster};
 use gybe_api_server::{Fault, FaultKind, Network, Verb};
 use gybe_installer::cluster::{self, DaemonSetState, ServiceAccount, daemonset_state};
-use gybe_test_support::{Agent, wait_until};
+use gybe_test_support::{Agent, PATIENCE, wait_until};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -207,9 +207,13 @@ fn daemonset() -> Value {
 }
 
 fn daemonset_of(cluster: &TestCluster) -> DaemonSetState {
+    daemonset_within(PATIENCE, cluster)
+}
+
+fn daemonset_within(time: Duration, cluster: &TestCluster) -> DaemonSetState {
     let before = Instant::now();
-    let state = daemonset_state(&cluster.settings(), "gybe-system", "gybe-node", soon());
-    assert!(before.elapsed() < QUERY_DEADLINE + Duration::from_secs(5), "{:?}: {state:?}", before.elapsed());
+    let state = daemonset_state(&cluster.settings(), "gybe-system", "gybe-node", before + time);
+    assert!(before.elapsed() < time + Duration::from_secs(5), "{:?}: {state:?}", before.elapsed());
     state
 }
 
@@ -246,12 +250,14 @@ fn a_daemonset_is_absent_only_after_the_api_servers_not_found() {
         FaultKind::Disconnects,
     ] {
         cluster.server.add_fault(Fault::always(fault));
-        assert!(matches!(daemonset_of(&cluster), DaemonSetState::Unknown(_)), "{fault:?}");
+        let state = daemonset_within(QUERY_DEADLINE, &cluster);
+        assert!(matches!(state, DaemonSetState::Unknown(_)), "{fault:?}");
         cluster.server.clear_faults();
     }
     for network in [Network::Unreachable, Network::Silent, Network::Refusing] {
         cluster.server.set_network(network).unwrap();
-        assert!(matches!(daemonset_of(&cluster), DaemonSetState::Unknown(_)), "{network:?}");
+        let state = daemonset_within(QUERY_DEADLINE, &cluster);
+        assert!(matches!(state, DaemonSetState::Unknown(_)), "{network:?}");
     }
     cluster.server.set_network(Network::Open).unwrap();
     assert_eq!(daemonset_of(&cluster), DaemonSetState::Present);

@@ -41,9 +41,11 @@ impl ClusterAgent {
         Self { socket: cluster.directory.join("run/facts.sock"), process }
     }
 
-    /// Queries a pod without a deadline.
+    /// Queries a pod, with more time than an answer takes on a busy machine.
     pub(crate) fn query(&self, name: &str, uid: &str) -> Value {
-        facts::query(&self.socket, &facts::request("shop", name, uid))
+        let mut question = facts::request("shop", name, uid);
+        question["deadline_ms"] = 5000.into();
+        facts::query(&self.socket, &question)
     }
 
     fn query_before(&self, name: &str, deadline_ms: &Value) -> Value {

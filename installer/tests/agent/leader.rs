@@ -1,7 +1,7 @@
 //! Two agents on a node, as during an upgrade or a rollback: one leads, and only that one changes the node.
 
 use crate::node::{FILE, Node, PRIMARY};
-use gybe_test_support::{Agent, http, wait_until};
+use gybe_test_support::{Agent, http, wait_until, with_slowdown};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use std::fs;
@@ -68,7 +68,8 @@ impl AgentPod {
 fn node(test: &str) -> Node {
     let mut node = Node::new(test);
     for name in ["HEALTH_ADDRESS", "MONITORING_ADDRESS"] {
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        // An address that no other test binds: the ports stay free.
+        let free = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), 0)).unwrap().local_addr().unwrap();
         node.set_env(name, &free.to_string());
     }
     node.put_conf(FILE, PRIMARY);
@@ -108,6 +109,7 @@ fn of_two_agents_only_the_newer_one_changes_the_node_in_an_upgrade_and_in_a_roll
             (node.installed_build("gybe-cni"), node.installed_build("gybe")),
             (format!("gybe-cni {build}"), format!("gybe {build}"))
         );
+        wait_until("the page", || page(&node, "/readyz").is_some());
         let (before, changes) = (stamps(&node), (old.changes(), new.changes().len()));
         let until = Instant::now() + Duration::from_secs(5);
         while Instant::now() < until {
@@ -165,10 +167,13 @@ fn when_the_leader_is_killed_the_other_agent_leads_at_once() {
     old.wait_until_it_leads();
     let mut new = AgentPod::start(&node, "pod-2");
     new.wait_until_it_leads();
-    let killed = Instant::now();
-    new.agent.stop(Signal::SIGKILL);
-    old.wait_until_it_leads();
-    assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
+    let (took, slowdown) = with_slowdown(|| {
+        let killed = Instant::now();
+        new.agent.stop(Signal::SIGKILL);
+        old.wait_until_it_leads();
+        killed.elapsed()
+    });
+    assert!(took < Duration::from_secs(2).mul_f64(slowdown), "{took:?}, slowdown {slowdown:.2}");
     node.put_conf(FILE, PRIMARY);
     wait_until("a repair", || node.entry(FILE).is_some());
     // The kubelet starts the new pod's container again.
@@ -191,9 +196,12 @@ fn a_newcomer_that_is_killed_at_any_moment_leaves_the_lead_to_the_old_agent() {
     let threads = || fs::read_dir(format!("/proc/{}/task", old.agent.pid())).unwrap().count();
     let threads_before = threads();
     let hand_overs = || old.agent.log().iter().filter(|line| line["msg"] == HANDS_OVER).count();
-    for n in 0..25_u64 {
-        let mut new = AgentPod::start(&node, &format!("pod-2-{n}"));
-        sleep(Duration::from_millis(8 * n));
+    let mut killed = 0;
+    // On a machine with other work some have to live longer.
+    while killed < 25 || hand_overs() == 0 && killed < 100 {
+        let mut new = AgentPod::start(&node, &format!("pod-2-{killed}"));
+        sleep(Duration::from_millis(8 * killed));
+        killed += 1;
         new.agent.stop(Signal::SIGKILL);
         old.wait_until_it_leads();
         node.put_conf(FILE, PRIMARY);
@@ -238,7 +246,8 @@ fn an_agent_that_waits_ends_at_once_and_removes_nothing() {
     assert!(restarted.agent.terminate().success());
     old.wait_until_it_leads();
     assert_eq!(stamps(&node), before);
-    assert!(node.root.join("run/facts.sock").exists() && page(&node, "/readyz").is_some());
+    assert!(node.root.join("run/facts.sock").exists());
+    wait_until("the page", || page(&node, "/readyz").is_some());
 }
 
 #[test]

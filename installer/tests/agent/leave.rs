@@ -166,7 +166,7 @@ fn without_an_agent_nothing_is_left_and_a_cluster_that_refuses_is_named() {
         assert!(text.starts_with("no agent runs in the namespace gybe-system"), "{text}");
     }
     cluster.server.forbid(Verb::List, "pods");
-    let (code, text) = ended(start(&cluster, &["--timeout", "1"]));
+    let (code, text) = ended(start(&cluster, &["--timeout", "5"]));
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("403"), "{text}");
 }
@@ -175,7 +175,7 @@ fn without_an_agent_nothing_is_left_and_a_cluster_that_refuses_is_named() {
 fn the_mode_is_set_again_until_it_is_set() {
     let cluster = cluster("leave-retry");
     put_daemonset_alone(&cluster, "gybe-node", 0);
-    let (code, text) = ended(start(&cluster, &["--timeout", "1"]));
+    let (code, text) = ended(start(&cluster, &["--timeout", "5"]));
     assert_eq!(code, 1, "{text}");
     assert!(
         text.contains("cannot set mode: leave in the ConfigMap gybe-config") && text.contains("404"),

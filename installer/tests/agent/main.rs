@@ -117,10 +117,10 @@ pub(crate) fn injected_pod(name: &str, uid: &str) -> Value {
 
 /// Queries a pod as the plugin does; returns the uid in the answer, or the response without facts.
 pub(crate) fn query(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, FactsResponse> {
-    query_within(QUERY_DEADLINE, pods, name, uid)
+    query_within(PATIENCE, pods, name, uid)
 }
 
-fn query_within(
+pub(crate) fn query_within(
     deadline: Duration,
     pods: &WatchedPods,
     name: &str,
@@ -139,12 +139,7 @@ fn query_within(
 
 /// Asserts that the pod is known, from the cache or the API server, which on a busy machine takes its time.
 pub(crate) fn assert_known(pods: &WatchedPods, name: &str, uid: &str) {
-    assert_eq!(
-        query_within(PATIENCE, pods, name, uid),
-        Ok(uid.to_owned()),
-        "{name} {uid} {:?}",
-        pods.state()
-    );
+    assert_eq!(query(pods, name, uid), Ok(uid.to_owned()), "{name} {uid} {:?}", pods.state());
 }
 
 /// Polls until the watch's state satisfies `is_reached`; the state has no notification.

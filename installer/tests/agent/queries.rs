@@ -138,8 +138,8 @@ fn a10_idle_connections_delay_no_query() {
 #[test]
 fn a10_a_client_that_never_ends_its_query_is_disconnected() {
     let agent = ManifestAgent::start(directory_of("drip"));
-    let mut slow = UnixStream::connect(agent.socket()).unwrap();
     let before = Instant::now();
+    let mut slow = UnixStream::connect(agent.socket()).unwrap();
     while slow.write_all(b" ").is_ok() {
         assert!(before.elapsed() < Duration::from_secs(10));
         thread::sleep(Duration::from_millis(20));

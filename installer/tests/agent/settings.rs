@@ -60,8 +60,10 @@ fn an_invalid_configmap_is_logged_once_and_the_previous_settings_apply() {
     node.put_conf(FILE, PRIMARY);
     wait_until("a repair", || node.entry(FILE).is_some_and(|entry| entry["log_level"] == "debug"));
     wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
-    let (status, text) = agent.get("/readyz");
-    assert!(status == 200 && text.contains("note: the ConfigMap is not followed"), "{status} {text}");
+    wait_until("readiness with a note", || {
+        let (status, text) = agent.get("/readyz");
+        status == 200 && text.contains("note: the ConfigMap is not followed")
+    });
     let times = agent.log().iter().filter(|logged| logged["why"] == line["why"]).count();
     assert_eq!(times, 1);
     node.set_configmap(&[("log_level", "warn")]);
@@ -157,7 +159,7 @@ fn the_probe_report_is_in_the_entry_and_stays_there_while_the_report_is_missing(
     fs::remove_file(node.root.join("probe/probe.json")).unwrap();
     node.put_conf(FILE, PRIMARY);
     wait_until("a repair", || probed(&node) == Some(json!("nft")));
-    assert!(agent.is_ready());
+    wait_until("readiness", || agent.is_ready());
     // A new agent without a probe report, as after a reboot, does not rewrite the entry.
     drop(agent);
     let agent = node.start_agent();

@@ -2,8 +2,8 @@
 //! answered meanwhile.
 
 use crate::{
-    NODE, TestCluster, assert_known, assert_recovered, injected_pod, is_healthy, query, status,
-    wait_for_state, watched_cluster,
+    NODE, QUERY_DEADLINE, TestCluster, assert_known, assert_recovered, injected_pod, is_healthy, query,
+    query_within, status, wait_for_state, watched_cluster,
 };
 use gybe_api_server::{Fault, FaultKind, Network, Request, Validity, Verb};
 use gybe_installer::agent::pods::WatchedPods;
@@ -27,9 +27,11 @@ fn changes_that_the_server_has_compacted_are_found_by_a_list() {
     cluster.server.compact();
     assert_known(&watched, "cart-0", "u0");
     cluster.server.clear_faults();
-    // The server answers the new watch with 410, and the agent lists again.
+    // The server answers the new watch with 410, and the agent lists again. Once it watches again, it has read that list.
     cluster.wait_for_requests(|requests| {
-        requests.iter().filter(|request| request.is_list_of_pods()).count() == 2
+        let of_first_list = requests.iter().position(Request::is_list_of_pods);
+        let second_list = requests.iter().rposition(Request::is_list_of_pods);
+        second_list > of_first_list && requests.iter().rposition(Request::is_watch) > second_list
     });
     assert_known(&watched, "cart-2", "u2");
     assert_eq!(query(&watched, "cart-1", "u1"), Err(FactsResponse::Unknown));
@@ -120,7 +122,7 @@ fn f01_without_the_api_server_known_pods_are_answered_and_unknown_ones_refused_w
             assert_takes_less_than(Duration::from_millis(250), || assert_known(&watched, "cart-0", "u0"));
         }
         cluster.put("cart-1", "u1");
-        let answer = query(&watched, "cart-1", "u1").unwrap_err();
+        let answer = query_within(QUERY_DEADLINE, &watched, "cart-1", "u1").unwrap_err();
         assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("the API server")), "{answer:?}");
         cluster.server.set_network(Network::Open).unwrap();
         assert_known(&watched, "cart-0", "u0");
@@ -137,7 +139,7 @@ fn the_agent_waits_for_a_server_that_is_unreachable_at_the_start() {
     let watched = WatchedPods::start(&cluster.settings(), NODE, None).unwrap();
     wait_for_state(&watched, |state| !is_healthy(state));
     assert!(!watched.state().synced && watched.state().pods == 0);
-    let answer = query(&watched, "cart-0", "u0").unwrap_err();
+    let answer = query_within(QUERY_DEADLINE, &watched, "cart-0", "u0").unwrap_err();
     assert!(matches!(&answer, FactsResponse::Error(why) if why.contains("cannot be reached")), "{answer:?}");
     cluster.server.set_network(Network::Open).unwrap();
     wait_for_state(&watched, |state| state.synced);

@@ -82,14 +82,25 @@ fn gybe_node(directory: &Path, user: u32) -> Command {
 
 /// Makes the example ADD for this namespace with this agent; `annotations` are those that the runtime passes.
 pub(crate) fn add(agent: &Agent, pod: &Namespace, annotations: Option<Value>) -> Run {
-    add_as(&["env", "-i"], &agent.directory, pod, annotations)
+    // As long as the plugin waits by default.
+    add_within(60_000, &["env", "-i"], &agent.directory, pod, annotations)
 }
 
 pub(crate) fn add_as(wrapper: &[&str], directory: &Path, pod: &Namespace, annotations: Option<Value>) -> Run {
+    add_within(4000, wrapper, directory, pod, annotations)
+}
+
+fn add_within(
+    deadline_ms: u64,
+    wrapper: &[&str],
+    directory: &Path,
+    pod: &Namespace,
+    annotations: Option<Value>,
+) -> Run {
     let mut add: Value = serde_json::from_str(include_str!("../../../examples/add.json")).unwrap();
     add["env"]["CNI_NETNS"] = json!(pod.path());
     let entry = &mut add["stdin"];
-    entry["facts"] = json!({ "socket": directory.join("run/facts.sock"), "deadline_ms": 4000 });
+    entry["facts"] = json!({ "socket": directory.join("run/facts.sock"), "deadline_ms": deadline_ms });
     if let Some(annotations) = annotations {
         entry["runtimeConfig"]["io.kubernetes.cri.pod-annotations"] = annotations;
     }

@@ -2,6 +2,7 @@
 
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
+use gybe_integration::programs::run;
 use std::fs;
 
 /// The runtime: runs `loopback` for the namespace and the plugin at the same time. Prints how `loopback` ended: with 0
@@ -27,8 +28,10 @@ exit "$code"
 fn waits(test: &str, runtime: &str, results: &[&str]) -> Result<bool, Failure> {
     let (directory, pod) = (PluginDir::new(test), pod()?);
     let (own, netns) = (directory.path().display(), pod.path().display().to_string());
-    fs::copy("/bin/sleep", directory.path().join("loopback"))?;
-    fs::copy("/bin/sh", directory.path().join(runtime))?;
+    // Files that this process writes could not be run while a child of another test has them open (ETXTBSY).
+    for (program, name) in [("/bin/sleep", "loopback"), ("/bin/sh", runtime)] {
+        assert_eq!(run("cp", &[program, &format!("{own}/{name}")], "")?.code, Some(0));
+    }
     fs::write(directory.path().join("runtime.sh"), RUNTIME)?;
     let call = PluginCall::add(&pod, &directory)?.with_backend("nft");
     let id = call.env.get("CNI_CONTAINERID").ok_or_else(|| Failure::new("no container id"))?;

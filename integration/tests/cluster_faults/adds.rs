@@ -10,7 +10,7 @@ use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{self, Redirection};
 use gybe_netfilter::nft::Nft;
-use gybe_test_support::with_slowdown;
+use gybe_test_support::{PATIENCE, with_slowdown};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{Write, pipe};
@@ -42,7 +42,8 @@ pub(crate) fn make_adds(
     waits: bool,
 ) -> Row {
     let calls = (0..count).map(|number| (kind, number)).collect();
-    Row::of(fault, kind, batch(node, calls, if waits { MANY } else { FEW }))
+    let (at_a_time, deadline) = if waits { (MANY, REFUSED_AFTER) } else { (FEW, PATIENCE) };
+    Row::of(fault, kind, batch(node, calls, at_a_time, deadline))
 }
 
 /// Makes `count` ADDs of each kind in turn, and more until the background event has happened the given number of times.
@@ -56,7 +57,7 @@ pub(crate) fn adds_until(
     let each: Vec<_> =
         (0..count.min(20)).flat_map(|number| kinds.iter().map(move |kind| (*kind, number))).collect();
     while added[0].len() < count || times.load(Ordering::Relaxed) < often {
-        for (directory, one) in batch(node, each.clone(), SOME).into_iter().enumerate() {
+        for (directory, one) in batch(node, each.clone(), SOME, PATIENCE).into_iter().enumerate() {
             added[directory % kinds.len()].push(one);
         }
     }
@@ -64,12 +65,12 @@ pub(crate) fn adds_until(
 }
 
 /// Makes these ADDs, at most `at_a_time` concurrently. A call's number selects one of the pods in the agent's cache.
-fn batch(node: &TestNode, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
+fn batch(node: &TestNode, calls: Vec<(Kind, usize)>, at_a_time: usize, deadline: Duration) -> Vec<Added> {
     // No rules are written for unmeshed pods, so they share one namespace.
     let shared = pod();
     let make = |(kind, number): (Kind, usize)| {
         let name = if kind == Kind::Known { known(number) } else { fresh_name() };
-        let call = kind.call(node, &name);
+        let call = kind.call(node, &name, deadline);
         let added = if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) };
         if kind == Kind::New {
             node.server.delete_pod("shop", &name);
@@ -148,7 +149,7 @@ pub(crate) fn assert_operators_view(node: &TestNode) {
     let manifest = node.directory.manifest().display().to_string();
     for (number, kind) in Kind::ALL.into_iter().enumerate() {
         let (pod, name) = (pod(), if kind == Kind::Known { known(0) } else { format!("new-{number}") });
-        assert_eq!(add(&kind.call(node, &name), &pod).refused, None, "{kind:?}");
+        assert_eq!(add(&kind.call(node, &name, PATIENCE), &pod).refused, None, "{kind:?}");
         let netns = pod.path().display().to_string();
         let inspected = ours("gybe", &["inspect", "--netns", &netns], "").unwrap();
         let verified = ours("gybe", &["verify", "--netns", &netns, "--pod", &manifest], "").unwrap();
@@ -161,11 +162,12 @@ pub(crate) fn assert_operators_view(node: &TestNode) {
     }
 }
 
-/// Of a query: `facts.deadline_ms`. Shorter than the default, because most faults last until the deadline.
-pub(crate) const DEADLINE_MS: u64 = 2000;
+/// `facts.deadline_ms` of an ADD that is expected to be refused. Shorter than the default, because most faults last until
+/// the deadline.
+const REFUSED_AFTER: Duration = Duration::from_secs(2);
 
-/// The deadline of a query, and what process start and writing the rules add, on a machine without other work.
-const BUDGET: Duration = Duration::from_millis(DEADLINE_MS);
+/// The time of a query, and what process start and writing the rules add, on a machine without other work.
+const BUDGET: Duration = REFUSED_AFTER;
 const SLACK: Duration = Duration::from_secs(1);
 
 /// An ADD that takes longer hangs, on a machine without other work.
@@ -297,7 +299,7 @@ impl Kind {
     }
 
     /// Creates the pod if it does not exist yet, and returns the call for it.
-    pub(crate) fn call(self, node: &TestNode, name: &str) -> Call {
+    pub(crate) fn call(self, node: &TestNode, name: &str, deadline: Duration) -> Call {
         if self == Self::New {
             node.server.put_pod(meshed_pod(name));
         }
@@ -309,8 +311,9 @@ impl Kind {
         };
         let entry = &mut add["stdin"];
         entry["pod_namespace"] = json!("gybe-system");
+        let deadline_ms = u64::try_from(deadline.as_millis()).unwrap();
         entry["facts"] =
-            json!({ "socket": node.directory.run().join("facts.sock"), "deadline_ms": DEADLINE_MS });
+            json!({ "socket": node.directory.run().join("facts.sock"), "deadline_ms": deadline_ms });
         let handed = entry["runtimeConfig"].as_object_mut().unwrap();
         match self {
             Self::Unmeshed => drop(handed.insert(ANNOTATIONS.into(), json!({ "example.com/colour": "red" }))),

@@ -5,9 +5,11 @@ use crate::fixture::{Expected, Fault, Part};
 use gybe_integration::programs::path_of_ours;
 use gybe_test_support::wait_until;
 use nix::mount::MsFlags;
+use nix::sys::socket::{Shutdown, shutdown};
 use serde_json::json;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 
 /// The alert for a node on which a pod that starts now is not redirected.
@@ -449,7 +451,12 @@ pub(crate) const FAULTS: &[Fault] = &[
         name: "the proxy does not listen",
         agent: None,
         parts: &[Part::Proxy],
-        plant: |node| node.proxy.clear(),
+        plant: |node| {
+            for listener in node.proxy.drain(..) {
+                // A child of another test may have a copy until its execve(2).
+                shutdown(listener.as_raw_fd(), Shutdown::Read).unwrap();
+            }
+        },
         doctor: &[note("pods", "pod shop/cart-1: no process listens on 15001 and 15006", "istio-proxy")],
         verify: Some(("", "\"proxy_silent_on\":[15001,15006]")),
     },

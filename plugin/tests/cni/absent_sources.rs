@@ -155,7 +155,9 @@ fn an_agent_that_closes_every_connection_is_queried_at_intervals_until_the_deadl
     let outcome = call("ADD", "shop/cart-0", &entry_with(&pods, &socket_of(&pods), 450));
     let message = outcome.message();
     assert_eq!(outcome.code(), Some(11), "{outcome:?}");
-    assert!(message.contains("ADD-032") && message.contains("without a complete answer"), "{message}");
+    // The deadline passes between two queries, or during one.
+    let words = ["without a complete answer", "did not answer in time"];
+    assert!(message.contains("ADD-032") && words.iter().any(|these| message.contains(these)), "{message}");
     // The first one, one as the wait begins, and one for each 100 ms.
     let connections = connections.load(Ordering::Relaxed);
     assert!((3..=6).contains(&connections), "{connections}");

@@ -1,6 +1,6 @@
 //! The node agent's socket with working, broken, silent and missing agents behind it, within the deadline.
 
-use crate::{Pods, STATUS, call, entry, meshed};
+use crate::{ANSWERED_MS, Pods, STATUS, call, entry, meshed};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -10,6 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 const MODE: &str = "sidecar.istio.io/interceptionMode";
+/// A deadline that passes.
+const SHORT_MS: u64 = 400;
 
 /// Starts an agent that serves each connection by `serve`, until the test process ends.
 fn start_agent(pods: &Pods, serve: impl Fn(UnixStream, String) + Send + 'static) {
@@ -33,7 +35,13 @@ fn respond(pods: &Pods, response: impl Into<Vec<u8>>) {
 /// Asserts that a meshed pod is refused with code 11, this number and these words, and that calls which need
 /// no facts succeed.
 fn assert_refused(pods: &Pods, number: &str, words: &[&str]) {
-    let outcome = call("ADD", "shop/cart-0", &entry(pods, Some(json!({ STATUS: "{}" }))));
+    assert_refused_within(ANSWERED_MS, pods, number, words);
+}
+
+fn assert_refused_within(deadline_ms: u64, pods: &Pods, number: &str, words: &[&str]) {
+    let mut entry = entry(pods, Some(json!({ STATUS: "{}" })));
+    entry["facts"]["deadline_ms"] = deadline_ms.into();
+    let outcome = call("ADD", "shop/cart-0", &entry);
     let message = outcome.message();
     assert_eq!((outcome.exit, outcome.code()), (Some(1), Some(11)), "{outcome:?}");
     assert!(message.starts_with(&format!("gybe-cni cmdAdd GYBE-ADD-{number}: ")), "{message}");
@@ -61,9 +69,9 @@ fn a_meshed_pod_is_decided_by_the_agents_facts() {
     let pods = Pods::new("agent-knows");
     start_agent(&pods, |mut connection, request| {
         let mut request: Value = serde_json::from_str(&request).unwrap();
-        // The rest of the configured 400 ms.
+        // The rest of the configured deadline.
         let left = request.as_object_mut().unwrap().remove("deadline_ms").unwrap();
-        assert!(left.as_u64().is_some_and(|left| (1..=400).contains(&left)), "{left}");
+        assert!(left.as_u64().is_some_and(|left| (1..=ANSWERED_MS).contains(&left)), "{left}");
         assert_eq!(request, json!({ "version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1" }));
         let mut pod = meshed(&[]);
         pod["metadata"]["uid"] = "u1".into();
@@ -81,13 +89,10 @@ fn a_meshed_pod_is_decided_by_the_agents_facts() {
 #[test]
 fn a_missing_agent_is_an_error_with_a_hint() {
     let pods = Pods::new("agent-away");
-    assert_refused(
-        &pods,
-        "032",
-        &["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"],
-    );
+    let words = ["the node agent at", "facts.sock", "No such file", "gybe node", "DaemonSet"];
+    assert_refused_within(SHORT_MS, &pods, "032", &words);
     drop(UnixListener::bind(pods.0.join("facts.sock")).unwrap());
-    assert_refused(&pods, "032", &["Connection refused"]);
+    assert_refused_within(SHORT_MS, &pods, "032", &["Connection refused"]);
 }
 
 #[test]
@@ -137,7 +142,7 @@ fn a_pod_that_the_agent_does_not_know_is_refused_with_code_11() {
 fn a10_an_agent_that_never_responds_is_an_error_within_the_deadline() {
     let pods = Pods::new("agent-silent");
     start_agent(&pods, |connection, _| std::mem::forget(connection));
-    assert_refused(&pods, "032", &["did not answer in time"]);
+    assert_refused_within(SHORT_MS, &pods, "032", &["did not answer in time"]);
     let drip = Pods::new("agent-drip");
     start_agent(&drip, |mut call, _| {
         thread::spawn(move || {
@@ -146,7 +151,7 @@ fn a10_an_agent_that_never_responds_is_an_error_within_the_deadline() {
             }
         });
     });
-    assert_refused(&drip, "032", &["did not answer in time"]);
+    assert_refused_within(SHORT_MS, &drip, "032", &["did not answer in time"]);
 }
 
 #[test]
@@ -159,7 +164,7 @@ fn a10_an_agent_with_a_full_backlog_is_not_waited_for() {
         connect(caller.as_raw_fd(), &address).map(|()| caller)
     };
     let _callers: Vec<_> = std::iter::from_fn(|| one_more().ok()).collect();
-    assert_refused(&pods, "032", &["did not answer in time"]);
+    assert_refused_within(SHORT_MS, &pods, "032", &["did not answer in time"]);
 }
 
 #[test]
@@ -204,7 +209,7 @@ fn a10_a_fifo_in_place_of_the_socket_is_an_error() {
     let pods = Pods::new("agent-fifo");
     nix::unistd::mkfifo(&pods.0.join("facts.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     nix::unistd::mkfifo(&pods.0.join("log.sock"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    assert_refused(&pods, "032", &["Connection refused"]);
+    assert_refused_within(SHORT_MS, &pods, "032", &["Connection refused"]);
 }
 
 #[test]
@@ -214,6 +219,7 @@ fn sources_after_a_silent_agent_get_their_share_of_the_time() {
     start_agent(&pods, |connection, _| std::mem::forget(connection));
     let mut entry = entry(&pods, Some(json!({ STATUS: "" })));
     entry["facts"]["directory"] = json!(pods.0.path());
+    entry["facts"]["deadline_ms"] = SHORT_MS.into();
     let outcome = call("ADD", "shop/cart-0", &entry);
     let message = outcome.message();
     assert!(message.contains("ADD-032") && message.contains("cart-0.json does not exist"), "{message}");
@@ -244,6 +250,8 @@ fn received(test: &str, level: &str, verb: &str, annotations: Value) -> Value {
     let log_socket = std::os::unix::net::UnixDatagram::bind(pods.0.join("log.sock")).unwrap();
     log_socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut entry = entry(&pods, Some(annotations));
+    // No agent answers the queries.
+    entry["facts"]["deadline_ms"] = SHORT_MS.into();
     entry["log_level"] = level.into();
     call(verb, "shop/cart-0", &entry);
     let mut line = [0; 4096];

@@ -194,12 +194,15 @@ fn command<'a>(program: &Path, env: impl IntoIterator<Item = (&'a str, &'a str)>
 /// The annotation that the injector adds.
 pub(crate) const STATUS: &str = "sidecar.istio.io/status";
 
+/// A deadline that no answer on a busy machine reaches.
+pub(crate) const ANSWERED_MS: u64 = 15_000;
+
 /// A configuration with the socket of an agent in the directory of `pods`.
 pub(crate) fn entry(pods: &Pods, annotations: Option<Value>) -> Value {
     let runtime = annotations.map(|these| json!({ "io.kubernetes.cri.pod-annotations": these }));
     json!({
         "cniVersion": "1.0.0", "name": "net", "type": "gybe-cni", "pod_namespace": "gybe-system",
-        "facts": { "socket": pods.0.join("facts.sock"), "deadline_ms": 400 },
+        "facts": { "socket": pods.0.join("facts.sock"), "deadline_ms": ANSWERED_MS },
         "runtimeConfig": runtime, "prevResult": { "cniVersion": "1.0.0" },
     })
 }
