@@ -1,9 +1,17 @@
 //! Runs the built programs and others.
 
 use crate::failure::Failure;
+use gybe_netfilter::apply::backend::{Backend, BackendKind};
+use gybe_netfilter::iptables::Iptables;
+use gybe_netfilter::model::ruleset::Engine;
+use gybe_netfilter::nft::Nft;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
+
+/// The deadline of a backend's programs.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +41,19 @@ pub fn path_of_ours(name: &str) -> Result<PathBuf, Failure> {
     let not_built =
         || Failure::new(format!("{} is not there; build it first: cargo build --workspace", path.display()));
     if path.exists() { Ok(path) } else { Err(not_built()) }
+}
+
+/// Returns a backend whose programs have as much time as they need on a busy machine.
+///
+/// # Errors
+/// When it is not installed.
+pub fn patient(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
+    let iptables = |engine| Iptables::find(engine).map(|found| Box::new(found.with_deadline(PATIENCE)));
+    Ok(match kind {
+        BackendKind::Nft => Box::new(Nft),
+        BackendKind::IptablesNft => iptables(Engine::NfTables)?,
+        BackendKind::IptablesLegacy => iptables(Engine::Legacy)?,
+    })
 }
 
 /// Runs `gybe` or `gybe-cni`.

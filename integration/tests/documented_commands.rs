@@ -51,7 +51,11 @@ fn exit_codes_are_documented(page: &str) -> usize {
     let clone = TestDir::new("documented-commands");
     let (dist, scratch) = (clone.create_dir("dist"), clone.create_dir("scratch"));
     for program in ["gybe", "gybe-cni"] {
-        fs::copy(path_of_ours(program).unwrap(), dist.join(program)).unwrap();
+        // A child of another test would have the copy open for writing, and it could not be run (ETXTBSY), if this process
+        // wrote it.
+        let from = path_of_ours(program).unwrap();
+        let copied = run("cp", &[&from.to_string_lossy(), &dist.to_string_lossy()], "");
+        assert_eq!(copied.unwrap().code, Some(0));
     }
     symlink(root.join("examples").canonicalize().unwrap(), clone.join("examples")).unwrap();
     let environment = format!("SCRATCH={}", scratch.display());

@@ -5,7 +5,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A verb of RBAC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -300,6 +300,8 @@ impl Resource {
 /// One received request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Request {
+    /// When it was received.
+    pub received: Instant,
     /// The HTTP method.
     pub method: String,
     /// The path without the query.

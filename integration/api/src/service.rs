@@ -13,6 +13,7 @@ use hyper::http::request::Parts;
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use tokio::sync::broadcast;
 
 /// The state of the server that requests use.
@@ -72,6 +73,7 @@ impl Service {
         let request = ApiRequest::parse(&method, uri.path(), query);
         let authentication = self.authenticate(&headers);
         let index = self.log.record(Request {
+            received: Instant::now(),
             method: method.to_string(),
             path: uri.path().to_owned(),
             query: query.to_owned(),

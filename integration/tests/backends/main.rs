@@ -6,26 +6,19 @@
 mod replacing;
 
 use gybe_integration::namespace::{in_new_namespace, sh};
+use gybe_integration::programs;
 use gybe_netfilter::access::NamespaceAccess;
 use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::inventory::{Inventory, PreviousRules};
-use gybe_netfilter::model::ruleset::{Engine, Ruleset};
+use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::probe::choose::{BackendSetting, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
 use std::net::{TcpListener, TcpStream};
-use std::time::Duration;
 
-/// Returns a backend with a deadline that suffices on a busy machine.
 fn patient(kind: BackendKind) -> Box<dyn Backend> {
-    let iptables = |variant| Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
-    match kind {
-        BackendKind::Nft => Box::new(Nft),
-        BackendKind::IptablesNft => Box::new(iptables(Engine::NfTables)),
-        BackendKind::IptablesLegacy => Box::new(iptables(Engine::Legacy)),
-    }
+    programs::patient(kind).unwrap()
 }
 
 #[test]

@@ -7,6 +7,7 @@ use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Difference, Rules, Until, differences};
 use gybe_integration::namespace::in_parallel;
 use gybe_integration::predict::{in_the_pod, trace_flow};
+use gybe_integration::programs::patient;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::Location;
 use gybe_integration::vectors::ambient::{AmbientVector, recorded};
@@ -205,7 +206,7 @@ fn a_changed_policy_leaves_nothing_of_the_earlier_one() -> Result<(), Failure> {
         let writers = [(first, Redirection::of_ambient(&dns.policy)), (second, Redirection::of(&sidecar))];
         let last = (first, Redirection::of_ambient(&no_dns.policy));
         for (kind, redirection) in writers.into_iter().chain([last]) {
-            let backend = kind.find()?;
+            let backend = patient(kind)?;
             pod.run(|| redirection.apply(&*backend))??;
             // Idempotent.
             pod.run(|| redirection.apply(&*backend))??;
@@ -262,7 +263,7 @@ fn live_rules_and_verdict_know_the_policy() -> Result<(), Failure> {
     let names = ["in-dns-dual", "in-nodns-machines-eth1-net1-dual", "gateway-dns-v4"];
     let each: Vec<_> = names.iter().flat_map(|name| BackendKind::ALL.map(|kind| (*name, kind))).collect();
     let results = in_parallel(each, |(name, kind)| {
-        let (vector, backend) = (vector(name)?, kind.find()?);
+        let (vector, backend) = (vector(name)?, patient(kind)?);
         let whole = Redirection::of_ambient(&vector.policy);
         let topology = redirected(&vector, &*backend, &whole)?;
         let pod = topology.at(Location::Pod);

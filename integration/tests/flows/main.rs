@@ -23,14 +23,13 @@ use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Families, InterfaceName, Mode, Port};
 use gybe_netfilter::model::ruleset::{Chain, ChainName, Match, Rule, RuleId, Ruleset, Transport, Verdict};
 use gybe_netfilter::nft::Nft;
+use gybe_test_support::{PATIENCE, wait_until};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fs, thread};
-
-const PATIENCE: Duration = Duration::from_secs(5);
 
 #[test]
 fn without_rules_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
@@ -78,11 +77,7 @@ fn a_namespaces_links_are_removed_with_it() -> Result<(), Failure> {
     assert!(has_link()?);
     drop(dropped);
     // The kernel takes it down a moment later, and the other end of its link with it.
-    let deadline = Instant::now() + PATIENCE;
-    while has_link()? {
-        assert!(Instant::now() < deadline, "the link outlived its namespace");
-        thread::yield_now();
-    }
+    wait_until("the link's end", || !has_link().unwrap());
     Ok(())
 }
 

@@ -97,7 +97,7 @@ fn a10_a_program_that_does_not_end_is_killed_and_named() {
             let error = refusal(&backend, &ruleset("inject-default-dual"));
             let cause = std::error::Error::source(&error).unwrap().to_string();
             assert!(cause.contains("iptables") && cause.contains("killed"), "{cause}");
-            assert!(start.elapsed() < Duration::from_secs(5));
+            assert!(start.elapsed() < Duration::from_secs(30));
         });
     }
 }

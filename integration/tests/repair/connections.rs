@@ -45,8 +45,6 @@ pub(crate) struct Linked {
     pub(crate) pod: Pod,
     pub(crate) peer: Namespace,
     pub(crate) open: Vec<Open>,
-    /// How long a byte may take.
-    pub(crate) patience: Duration,
 }
 
 pub(crate) const FAMILIES: [(&str, &str); 2] = [("10.244.0.3", "10.244.0.77"), ("fd00:10::3", "fd00:10::77")];
@@ -54,13 +52,20 @@ pub(crate) const FAMILIES: [(&str, &str); 2] = [("10.244.0.3", "10.244.0.77"), (
 impl Linked {
     pub(crate) fn without_connections() -> Self {
         let (pod, peer) = linked();
-        Self { pod, peer, open: Vec::new(), patience: PATIENCE }
+        Self { pod, peer, open: Vec::new() }
     }
 
-    fn new(patience: Duration) -> Self {
-        let mut linked = Self { patience, ..Self::without_connections() };
+    fn new() -> Self {
+        let mut linked = Self::without_connections();
         linked.connect_all();
         linked
+    }
+
+    /// For connections that are expected to be lost.
+    fn wait_at_most(&self, time: Duration) {
+        for end in self.open.iter().flat_map(|open| [&open.of_pod, &open.of_peer]) {
+            end.set_read_timeout(Some(time)).unwrap();
+        }
     }
 
     /// Opens connections of every kind.
@@ -80,7 +85,7 @@ impl Linked {
             let mut open =
                 Open { what: format!("{traffic:?} {what} {}", of_pod.peer_addr().unwrap()), of_pod, of_peer };
             for end in [&open.of_pod, &open.of_peer] {
-                end.set_read_timeout(Some(self.patience)).unwrap();
+                end.set_read_timeout(Some(PATIENCE)).unwrap();
             }
             if traffic == Traffic::Busy {
                 assert!(open.works());
@@ -130,7 +135,7 @@ fn open_connections_keep_their_path_with_every_backend_family_and_policy() {
     for backend in BACKENDS {
         for (policy, change) in POLICIES {
             let node = Node::new(&format!("open-{backend}"), backend);
-            let mut linked = Linked::new(PATIENCE);
+            let mut linked = Linked::new();
             node.manifest("shop", &linked.pod, change);
             node.cached("shop", &linked.pod, "eth0");
             node.start(&linked.pod);
@@ -164,7 +169,8 @@ fn new_connections_reach_the_proxy(linked: &Linked) -> bool {
 #[test]
 fn rules_that_are_written_without_precaution_reset_open_connections() {
     for backend in BACKENDS {
-        let mut linked = Linked::new(Duration::from_millis(200));
+        let mut linked = Linked::new();
+        linked.wait_at_most(Duration::from_millis(200));
         let path = linked.pod.netns.path().display().to_string();
         let policy = r#"{"enable_ipv6":true}"#;
         let words = ["apply", "--netns", &path, "--backend", backend, "--policy", "-"];
@@ -314,13 +320,14 @@ fn apply(policy: &RedirectPolicy) {
 fn a_connection_that_opens_between_the_list_and_the_rules_is_entered_after_them() {
     for is_entered in [true, false] {
         let mut linked = Linked::without_connections();
-        linked.patience = Duration::from_millis(300);
         let policy = policy();
         let kept = linked.pod.netns.run(|| keep(&policy)).unwrap().unwrap();
         linked.connect_all();
         linked.pod.netns.run(|| apply(&policy)).unwrap();
         if is_entered {
             linked.pod.netns.run(|| kept.enter_later_ones()).unwrap().unwrap();
+        } else {
+            linked.wait_at_most(Duration::from_millis(300));
         }
         for open in &mut linked.open {
             assert_eq!(open.works(), is_entered, "{}", open.what);

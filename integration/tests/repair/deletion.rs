@@ -40,9 +40,9 @@ fn a_pod_that_was_redirected_after_the_finding_is_not_deleted() {
     with_own_mounts(|| {
         let cluster = Cluster::new("late");
         cluster.set(&DELETE);
-        let _processes = cluster.start();
-        cluster.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(2500))).at(Verb::List));
         let pods: Vec<Pod> = (1..=6).map(|number| cluster.broken("shop", number)).collect();
+        cluster.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(2500))).at(Verb::List));
+        let _processes = cluster.start();
         wait_until("the first list", || {
             cluster.server.requests().iter().any(|request| request.query.contains("metadata.name"))
         });

@@ -4,7 +4,7 @@ use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, join, route};
 use gybe_integration::namespace::sh;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::model::policy::InterfaceName;
-use gybe_test_support::{Agent, TestDir};
+use gybe_test_support::{Agent, TestDir, wait_for};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -169,7 +169,9 @@ impl Pod {
 
     /// Reports whether a connection to another host ends at the proxy's port for outbound connections.
     pub(crate) fn is_redirected(&self) -> bool {
-        let listener = self.netns.run(|| TcpListener::bind("127.0.0.1:15001").unwrap()).unwrap();
+        // A child of another test may have a copy of the former listener until its execve(2).
+        let bind = || self.netns.run(|| TcpListener::bind("127.0.0.1:15001").ok()).unwrap();
+        let listener = wait_for("a free port", bind);
         let elsewhere = SocketAddr::new(IpAddr::from([203, 0, 113, 9]), 80);
         let connected =
             self.netns.run(|| TcpStream::connect_timeout(&elsewhere, Duration::from_millis(300))).unwrap();

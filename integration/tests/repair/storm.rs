@@ -71,12 +71,23 @@ struct Storm<'a> {
     kinds: Vec<(Health, Pod, Vec<Pod>)>,
     broken: Vec<Pod>,
     next: u32,
-    /// The names of the pods that were deleted, and since when that is known.
+    /// The names of the pods that were deleted, and when the last request for that came.
     deleted: BTreeMap<String, Instant>,
     labelled: BTreeSet<String>,
     /// The number of requests that were looked at.
     checked: usize,
     actions: BTreeMap<&'static str, usize>,
+}
+
+/// A request that changes a pod.
+#[derive(Debug)]
+struct Change {
+    /// Of the request.
+    index: usize,
+    is_label: bool,
+    /// When a request for its deletion came that the server did not refuse.
+    deleted: Option<Instant>,
+    name: String,
 }
 
 /// The name of the pod that a request deletes or labels.
@@ -366,26 +377,36 @@ impl<'a> Storm<'a> {
         let changes = RefCell::new(Vec::new());
         self.cluster.server.wait_for_requests(Duration::ZERO, |requests| {
             let new = requests.iter().enumerate().skip(from);
-            let new = new.filter_map(|(index, it)| Some((index, it.method.clone(), changed(it)?.to_owned())));
+            let change = |(index, it): (usize, &Request)| {
+                let is_refused = it.code.is_some_and(|code| (400..500).contains(&code));
+                let deleted = (it.method == "DELETE" && !is_refused).then_some(it.received);
+                Some(Change {
+                    index,
+                    is_label: it.method != "DELETE",
+                    deleted,
+                    name: changed(it)?.to_owned(),
+                })
+            };
+            let new = new.filter_map(change);
             changes.borrow_mut().extend(new);
             received.set(requests.len());
             true
         });
         self.checked = received.get();
-        let is_healthy = |(index, _, name): &&(usize, String, String)| {
-            self.healthy.get(name).is_some_and(|from| index >= from)
-        };
+        let is_healthy =
+            |change: &&Change| self.healthy.get(&change.name).is_some_and(|from| change.index >= *from);
         let changes = changes.into_inner();
         let violations: Vec<_> = changes.iter().filter(is_healthy).collect();
         let log = || self.agent.as_ref().map(Agent::log);
         assert!(violations.is_empty(), "healthy pods: {violations:#?}\n{:#?}", log());
-        let (deletions, labels): (Vec<_>, Vec<_>) =
-            changes.into_iter().partition(|(_, method, _)| method == "DELETE");
-        for (_, _, name) in deletions {
-            // A deletion that failed may be requested again.
-            self.deleted.insert(name, now);
+        for Change { is_label, deleted, name, .. } in changes {
+            // A deletion that failed may be requested again, and one that the server refuses does not count.
+            if let Some(at) = deleted {
+                self.deleted.insert(name, at);
+            } else if is_label {
+                self.labelled.insert(name);
+            }
         }
-        self.labelled.extend(labels.into_iter().map(|(_, _, name)| name));
         let deleted = &self.deleted;
         let recent = deleted.values().filter(|at| now.duration_since(**at) < MINUTE - Duration::from_secs(5));
         let recent = recent.count();

@@ -17,7 +17,7 @@ use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;
 use gybe_integration::predict::{in_the_pod, trace_flow};
-use gybe_integration::programs::run;
+use gybe_integration::programs::{patient, run};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location};
 use gybe_netfilter::apply::backend::BackendKind;
@@ -72,7 +72,7 @@ impl RedirectedPod {
         static VECTORS: LazyLock<Vec<vectors::Vector>> = LazyLock::new(|| vectors::all().unwrap());
         let vector = VECTORS.iter().find(|vector| vector.name == policy).unwrap().clone();
         let topology = Topology::new(vector.policy.mode, &vector.flows)?;
-        let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);
+        let (redirection, backend) = (Redirection::of(&vector.policy), patient(kind)?);
         topology.at(Location::Pod).run(|| redirection.apply(&*backend))??;
         let query_v6 = vector.flows.iter().find(|flow| flow.id == "v6.app->dns:53udp").unwrap().clone();
         let flows: Vec<Flow> =

@@ -7,6 +7,7 @@ use gybe_demo::connections::{Control, SideEffect, follows};
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::in_parallel;
 use gybe_integration::predict::{in_the_pod, trace_flow};
+use gybe_integration::programs::patient;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::apply::backend::BackendKind;
@@ -176,7 +177,7 @@ fn with_random_rules_of_other_owners_real_connections_end_as_predicted() -> Resu
 fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
     let topology = Topology::new(vector.policy.mode, &[])?;
     let pod = topology.at(Location::Pod);
-    let backend = kind.find()?;
+    let backend = patient(kind)?;
     let redirection = Redirection::of(&vector.policy);
     pod.run(|| redirection.apply(&*backend))??;
     let live = pod.run(LiveRules::read)??.with_proxy_of(&vector.policy);

@@ -126,10 +126,10 @@ fn a_peer_that_is_not_root_is_refused() {
     let before = Instant::now();
     // It connects again because the server has closed its connection, and uses up nothing of the five connections that
     // the server accepts in a second.
-    let last: Option<u32> = lines.map(|line| number(line).unwrap()).find(|number| *number > 30);
+    let last: Option<u32> = lines.map(|line| number(line).unwrap()).find(|number| *number > 60);
     let took = before.elapsed();
     process.kill().unwrap();
     process.wait().unwrap();
-    assert!(last.is_some() && took < Duration::from_secs(4), "{last:?} after {took:?}");
+    assert!(last.is_some() && took < Duration::from_secs(10), "{last:?} after {took:?}");
     assert_eq!(server.pods.status().counts.connections, 0);
 }

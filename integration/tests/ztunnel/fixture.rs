@@ -5,9 +5,9 @@ use gybe_installer::agent::ztunnel::{self, AddError, AmbientPods, HandOver};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
-use gybe_test_support::{PATIENCE, TestDir, wait_for};
+use gybe_test_support::{PATIENCE, TestDir, wait_for, wait_until};
 use std::io::{PipeWriter, pipe};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -100,13 +100,23 @@ pub(crate) fn ready(ztunnel: &Ztunnel) -> Observed {
     observe(ztunnel, "ztunnel is ready", |observed| observed.is_ready)
 }
 
+/// Reports the ports at which the pod's namespace accepts IPv4 connections, and those at which it accepts IPv6
+/// connections.
+fn listening_by_family(namespace: &Namespace) -> [Vec<u16>; 2] {
+    let accepts =
+        |host: IpAddr, port: u16| TcpStream::connect_timeout(&(host, port).into(), PATIENCE).is_ok();
+    let ports = |host| [15001, 15006, 15008, 15053].into_iter().filter(|port| accepts(host, *port)).collect();
+    namespace.run(|| [ports(Ipv4Addr::LOCALHOST.into()), ports(Ipv6Addr::LOCALHOST.into())]).unwrap()
+}
+
 /// Reports the ports at which the pod's namespace accepts connections, in both families alike.
 pub(crate) fn listening(namespace: &Namespace) -> Vec<u16> {
-    let accepts = |address: SocketAddr| TcpStream::connect_timeout(&address, PATIENCE).is_ok();
-    let check = |port: &u16| {
-        let v4 = accepts((Ipv4Addr::LOCALHOST, *port).into());
-        assert_eq!(v4, accepts((Ipv6Addr::LOCALHOST, *port).into()), "port {port} in one family");
-        v4
-    };
-    namespace.run(|| [15001, 15006, 15008, 15053].into_iter().filter(check).collect()).unwrap()
+    let [v4, v6] = listening_by_family(namespace);
+    assert_eq!(v4, v6);
+    v4
+}
+
+/// Waits until the pod's namespace accepts no connection: a proxy closes its listeners one after another.
+pub(crate) fn wait_until_nothing_listens(namespace: &Namespace) {
+    wait_until("nothing listens", || listening_by_family(namespace).concat().is_empty());
 }
