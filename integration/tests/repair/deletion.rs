@@ -2,7 +2,7 @@
 
 use crate::cluster::{Cluster, redirect};
 use crate::node::{Pod, WITHOUT_GYBE};
-use gybe_api_server::{Fault, FaultKind, Verb};
+use gybe_api_server::{Fault, FaultKind, Request, Verb};
 use gybe_integration::namespace::with_own_mounts;
 use gybe_test_support::{wait_for_at_most, wait_until};
 use serde_json::json;
@@ -39,17 +39,22 @@ fn while_the_entry_cannot_be_written_no_pod_is_deleted_by_settings_that_are_not_
 fn a_pod_that_was_redirected_after_the_finding_is_not_deleted() {
     with_own_mounts(|| {
         let cluster = Cluster::new("late");
-        cluster.set(&DELETE);
-        let pods: Vec<Pod> = (1..=6).map(|number| cluster.broken("shop", number)).collect();
-        cluster.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(2500))).at(Verb::List));
+        cluster.set(&[("repair", "off")]);
         let _processes = cluster.start();
-        wait_until("the first list", || {
-            cluster.server.requests().iter().any(|request| request.query.contains("metadata.name"))
-        });
+        let pods: Vec<Pod> = (1..=6).map(|number| cluster.broken("shop", number)).collect();
+        // The agent reads each pod, for 2.5 s, before it has the pod judged again.
+        cluster.server.add_fault(Fault::always(FaultKind::Slow(Duration::from_millis(2500))).at(Verb::List));
+        cluster.set(&DELETE);
+        let is_read =
+            |request: &&Request| request.is_list_of_pods() && request.query.contains("metadata.name");
+        let read = || cluster.server.requests().iter().filter(is_read).count();
+        wait_until("the first pod is read", || read() > 0);
         pods.iter().for_each(redirect);
-        let deleted = wait_for_at_most(Duration::from_secs(20), || {
-            pods.iter().any(|pod| !cluster.has(pod)).then_some(())
-        });
+        // One that is read before it is redirected may be deleted.
+        let redirected: Vec<&Pod> = pods.iter().filter(|pod| cluster.has(pod)).collect();
+        assert!(redirected.len() > 1);
+        wait_until("each pod is read", || read() >= pods.len());
+        let deleted = wait_for_at_most(LONG, || redirected.iter().any(|pod| !cluster.has(pod)).then_some(()));
         assert!(deleted.is_none(), "redirected pods were deleted: {:?} are left", cluster.names());
     });
 }
