@@ -1,4 +1,4 @@
-//! Runs the built programs and others.
+//! Runs the built programs and others, and finds the backends with a long deadline.
 
 use crate::failure::Failure;
 use gybe_netfilter::apply::backend::{Backend, BackendKind};
@@ -9,9 +9,6 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-
-/// The deadline of a backend's programs.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The result of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,12 +45,29 @@ pub fn path_of_ours(name: &str) -> Result<PathBuf, Failure> {
 /// # Errors
 /// When it is not installed.
 pub fn patient(kind: BackendKind) -> Result<Box<dyn Backend>, Failure> {
-    let iptables = |engine| Iptables::find(engine).map(|found| Box::new(found.with_deadline(PATIENCE)));
     Ok(match kind {
         BackendKind::Nft => Box::new(Nft),
-        BackendKind::IptablesNft => iptables(Engine::NfTables)?,
-        BackendKind::IptablesLegacy => iptables(Engine::Legacy)?,
+        BackendKind::IptablesNft => Box::new(patient_iptables(Engine::NfTables)?),
+        BackendKind::IptablesLegacy => Box::new(patient_iptables(Engine::Legacy)?),
     })
+}
+
+/// Returns an iptables backend whose programs have as much time as they need on a busy machine.
+///
+/// # Errors
+/// When it is not installed.
+pub fn patient_iptables(engine: Engine) -> Result<Iptables, Failure> {
+    Ok(Iptables::find(engine)?.with_deadline(Duration::from_secs(120)))
+}
+
+/// Copies a program. Another process writes the copy: a file that this process writes is also open for writing in a
+/// child that another thread has forked, until its execve(2), and cannot be run meanwhile (`ETXTBSY`).
+///
+/// # Errors
+/// When it cannot be copied.
+pub fn install(from: &Path, to: &Path) -> Result<(), Failure> {
+    let copied = run("cp", &[&from.to_string_lossy(), &to.to_string_lossy()], "")?;
+    if copied.code == Some(0) { Ok(()) } else { Err(Failure::new(copied.err)) }
 }
 
 /// Runs `gybe` or `gybe-cni`.

@@ -8,23 +8,20 @@ use gybe_integration::differential::{Case, Testbed, first_disagreement};
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
 use gybe_integration::predict::in_the_pod;
+use gybe_integration::programs::patient_iptables;
 use gybe_integration::random_policy::{cases, compare, policy_and_flows, source};
 use gybe_integration::topology::Topology;
 use gybe_integration::{random_flow, vectors};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::model::policy::Mode;
 use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::nft::Nft;
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
-
-/// The iptables deadline, long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+use std::time::Instant;
 
 /// Between fork and exec a child holds a copy of every socket of this process, and a port that a copy uses cannot be
 /// bound again. Therefore no connection is made while another test writes rules.
@@ -40,7 +37,7 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 200));
     println!("policies {first} to {}: GYBE_SEED={first} GYBE_POLICIES={policies}", first + policies - 1);
-    let legacy = Iptables::find(Engine::Legacy)?.with_deadline(PATIENCE);
+    let legacy = patient_iptables(Engine::Legacy)?;
     let backends: [&dyn Backend; 2] = [&Nft, &legacy];
     let begun = Instant::now();
     let comparison = compare(cases(first..first + policies)?, &backends)?;
@@ -97,7 +94,7 @@ fn a_backend_that_omits_a_rule_is_detected() -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
     let vector = vectors::all()?.into_iter().find(named).unwrap();
-    let legacy = Iptables::find(Engine::Legacy)?.with_deadline(PATIENCE);
+    let legacy = patient_iptables(Engine::Legacy)?;
     let case = Case::of(vector.policy.clone(), &policy_and_flows(1)?.1, 1)?;
     let complete = Redirection::of(&case.policy);
     let rules = complete.rules.without("proxy-uid").unwrap();

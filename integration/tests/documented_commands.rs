@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_integration::documented::{commands, elsewhere};
-use gybe_integration::programs::{path_of_ours, run};
+use gybe_integration::programs::{install, path_of_ours, run};
 use gybe_test_support::TestDir;
 use std::collections::BTreeSet;
 use std::fs;
@@ -51,11 +51,7 @@ fn exit_codes_are_documented(page: &str) -> usize {
     let clone = TestDir::new("documented-commands");
     let (dist, scratch) = (clone.create_dir("dist"), clone.create_dir("scratch"));
     for program in ["gybe", "gybe-cni"] {
-        // A child of another test would have the copy open for writing, and it could not be run (ETXTBSY), if this process
-        // wrote it.
-        let from = path_of_ours(program).unwrap();
-        let copied = run("cp", &[&from.to_string_lossy(), &dist.to_string_lossy()], "");
-        assert_eq!(copied.unwrap().code, Some(0));
+        install(&path_of_ours(program).unwrap(), &dist).unwrap();
     }
     symlink(root.join("examples").canonicalize().unwrap(), clone.join("examples")).unwrap();
     let environment = format!("SCRATCH={}", scratch.display());

@@ -67,10 +67,10 @@ impl AgentPod {
 /// A node on which both agents are configured with the same two ports.
 fn node(test: &str) -> Node {
     let mut node = Node::new(test);
-    for name in ["HEALTH_ADDRESS", "MONITORING_ADDRESS"] {
-        // An address that no other test binds: the ports stay free.
-        let free = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), 0)).unwrap().local_addr().unwrap();
-        node.set_env(name, &free.to_string());
+    // At an address that the other tests do not bind.
+    let free = [(); 2].map(|()| TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), 0)).unwrap());
+    for (name, free) in ["HEALTH_ADDRESS", "MONITORING_ADDRESS"].iter().zip(&free) {
+        node.set_env(name, &free.local_addr().unwrap().to_string());
     }
     node.put_conf(FILE, PRIMARY);
     node
@@ -197,7 +197,7 @@ fn a_newcomer_that_is_killed_at_any_moment_leaves_the_lead_to_the_old_agent() {
     let threads_before = threads();
     let hand_overs = || old.agent.log().iter().filter(|line| line["msg"] == HANDS_OVER).count();
     let mut killed = 0;
-    // On a machine with other work some have to live longer.
+    // A busy machine may start all of them too slowly to take the lead within these times; then later ones live longer.
     while killed < 25 || hand_overs() == 0 && killed < 100 {
         let mut new = AgentPod::start(&node, &format!("pod-2-{killed}"));
         sleep(Duration::from_millis(8 * killed));

@@ -305,7 +305,9 @@ fn of_5000_nodes_every_one_is_reported_within_a_minute() {
         (status(&kubeconfig, &["--json", "--timeout", "600"]), before.elapsed())
     });
     println!("{took:?} for 5,000 nodes, slowdown {slowdown:.2}");
+    // The 5,000 pages slow the machine themselves.
+    let limit = Duration::from_secs(60).mul_f64(slowdown.min(2.0));
     let json = found.json();
     assert_eq!(json["states"], json!({ "ready": 4_999, "NOT READY": 1 }), "{}", found.err);
-    assert!(found.code == 1 && took < Duration::from_secs(60).mul_f64(slowdown), "{took:?}");
+    assert!(found.code == 1 && took < limit, "{took:?}");
 }

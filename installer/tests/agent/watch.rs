@@ -126,17 +126,19 @@ fn put_elsewhere(cluster: &TestCluster, name: &str, uid: &str) {
 fn a_pod_that_appears_during_the_wait_is_not_looked_up() {
     let cluster = TestCluster::new("comes");
     let watched = &cluster.start_watch();
-    // A pod whose event comes late is looked up.
-    let is_looked_up = |number: usize| {
-        let name = &format!("cart-{number}");
+    // The agent looks a pod up whose event does not come within 300 ms, as on a busy machine.
+    let is_in_time = |number: usize| {
+        let (name, before) = (&format!("cart-{number}"), Instant::now());
         thread::scope(|scope| {
             let waiting = scope.spawn(move || query(watched, name, "u0"));
             cluster.put(name, "u0");
             assert_eq!(waiting.join().unwrap(), Ok("u0".to_owned()));
         });
-        cluster.get_count(name) > 0
+        let is_in_time = before.elapsed() < Duration::from_millis(300);
+        assert!(!is_in_time || cluster.get_count(name) == 0);
+        is_in_time
     };
-    assert!(!(0..10).all(is_looked_up));
+    assert!((0..10).any(is_in_time));
 }
 
 #[test]

@@ -29,9 +29,9 @@ fn changes_that_the_server_has_compacted_are_found_by_a_list() {
     cluster.server.clear_faults();
     // The server answers the new watch with 410, and the agent lists again. Once it watches again, it has read that list.
     cluster.wait_for_requests(|requests| {
-        let of_first_list = requests.iter().position(Request::is_list_of_pods);
-        let second_list = requests.iter().rposition(Request::is_list_of_pods);
-        second_list > of_first_list && requests.iter().rposition(Request::is_watch) > second_list
+        let last_list = requests.iter().rposition(Request::is_list_of_pods);
+        let lists = requests.iter().filter(|request| request.is_list_of_pods()).count();
+        lists == 2 && requests.iter().rposition(Request::is_watch) > last_list
     });
     assert_known(&watched, "cart-2", "u2");
     assert_eq!(query(&watched, "cart-1", "u1"), Err(FactsResponse::Unknown));

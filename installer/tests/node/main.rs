@@ -87,7 +87,7 @@ impl HostRoot {
 
     pub(crate) fn write_program(&self, path: &str, text: &str) {
         let path = self.root.join(path);
-        // Written by rename: the program may be running (ETXTBSY).
+        // Written by rename: a shell that runs the script reads no half of the next one.
         let new = path.with_extension("new");
         fs::write(&new, text).unwrap();
         fs::set_permissions(&new, Permissions::from_mode(0o755)).unwrap();

@@ -22,7 +22,7 @@ const EXEC_SECONDS: i64 = 30;
 /// What the plugin `bridge` says when duplicate address detection takes longer than the 5 s that it waits: the kernel
 /// has one queue for the addresses of all namespaces, which is long on a busy machine. The kubelet tries again, too.
 pub const STILL_TENTATIVE: &str = "still has tentative addresses";
-/// How often a test starts a sandbox at most, while that is what `bridge` says.
+/// The most attempts to start a sandbox. Only [`STILL_TENTATIVE`] causes another one.
 pub const ATTEMPTS: usize = 5;
 
 /// Longer than any call takes on a busy machine.

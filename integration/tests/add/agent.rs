@@ -2,7 +2,7 @@
 
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
-use gybe_integration::programs::{Run, ours, path_of_ours, run};
+use gybe_integration::programs::{Run, install, ours, path_of_ours, run};
 use gybe_test_support::{Layout, TestDir, agent_environment, http, wait_until};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{getsockopt, sockopt};
@@ -62,11 +62,7 @@ impl Agent {
 fn program(directory: &Path, name: &str) -> PathBuf {
     let copy = directory.join(name);
     if !copy.exists() {
-        // A child process copies it: children that this process forks meanwhile would inherit a file open for writing,
-        // and running the program would fail with ETXTBSY until their exec.
-        let source = path_of_ours(name).unwrap();
-        let words = [source.to_str().unwrap(), copy.to_str().unwrap()];
-        assert_eq!(run("cp", &words, "").unwrap().code, Some(0));
+        install(&path_of_ours(name).unwrap(), &copy).unwrap();
     }
     copy
 }
@@ -82,12 +78,12 @@ fn gybe_node(directory: &Path, user: u32) -> Command {
 
 /// Makes the example ADD for this namespace with this agent; `annotations` are those that the runtime passes.
 pub(crate) fn add(agent: &Agent, pod: &Namespace, annotations: Option<Value>) -> Run {
-    // As long as the plugin waits by default.
-    add_within(60_000, &["env", "-i"], &agent.directory, pod, annotations)
+    add_as(&["env", "-i"], &agent.directory, pod, annotations)
 }
 
 pub(crate) fn add_as(wrapper: &[&str], directory: &Path, pod: &Namespace, annotations: Option<Value>) -> Run {
-    add_within(4000, wrapper, directory, pod, annotations)
+    // As long as the plugin waits by default.
+    add_within(60_000, wrapper, directory, pod, annotations)
 }
 
 fn add_within(
@@ -171,11 +167,11 @@ fn a08_an_agent_of_an_unprivileged_user_is_not_trusted() {
 fn another_users_connection_is_refused_with_any_mode_of_the_socket() {
     let (mut agent, pod) = (Agent::start("caller"), pod());
     let as_unprivileged = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", "-i"];
-    let refused = add_as(&as_unprivileged, &agent.directory, &pod, None);
+    let refused = add_within(4000, &as_unprivileged, &agent.directory, &pod, None);
     assert!(refused.out.contains("GYBE-ADD-032") && refused.out.contains("Permission denied"), "{refused:?}");
     let socket = agent.directory.join("run/facts.sock");
     fs::set_permissions(socket, fs::Permissions::from_mode(0o666)).unwrap();
-    let refused = add_as(&as_unprivileged, &agent.directory, &pod, None);
+    let refused = add_within(4000, &as_unprivileged, &agent.directory, &pod, None);
     assert!(refused.code == Some(1) && refused.out.contains("GYBE-ADD-032"), "{refused:?}");
     let log = agent.terminate();
     let is_refusal = |line: &Value| {

@@ -2,8 +2,9 @@
 
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
-use gybe_integration::programs::run;
+use gybe_integration::programs::install;
 use std::fs;
+use std::path::Path;
 
 /// The runtime: runs `loopback` for the namespace and the plugin at the same time. Prints how `loopback` ended: with 0
 /// before the plugin did, or killed after it.
@@ -28,10 +29,8 @@ exit "$code"
 fn waits(test: &str, runtime: &str, results: &[&str]) -> Result<bool, Failure> {
     let (directory, pod) = (PluginDir::new(test), pod()?);
     let (own, netns) = (directory.path().display(), pod.path().display().to_string());
-    // Files that this process writes could not be run while a child of another test has them open (ETXTBSY).
-    for (program, name) in [("/bin/sleep", "loopback"), ("/bin/sh", runtime)] {
-        assert_eq!(run("cp", &[program, &format!("{own}/{name}")], "")?.code, Some(0));
-    }
+    install(Path::new("/bin/sleep"), &directory.path().join("loopback"))?;
+    install(Path::new("/bin/sh"), &directory.path().join(runtime))?;
     fs::write(directory.path().join("runtime.sh"), RUNTIME)?;
     let call = PluginCall::add(&pod, &directory)?.with_backend("nft");
     let id = call.env.get("CNI_CONTAINERID").ok_or_else(|| Failure::new("no container id"))?;

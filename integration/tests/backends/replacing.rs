@@ -4,7 +4,7 @@
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::plugin_call::PluginDir;
-use gybe_integration::programs::run;
+use gybe_integration::programs::install;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::{BackendError, BackendKind};
 use gybe_netfilter::apply::presence::Presence;
@@ -17,6 +17,8 @@ use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use nix::mount::{MsFlags, mount};
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Twelve policies that differ in families, mode, zones, lists and routes.
@@ -312,15 +314,15 @@ const PROGRAMS: &str = "/usr/sbin/xtables-nft-multi";
 
 /// Makes every iptables-nft program that this thread runs delete Gybe's table first, as a concurrent call may.
 fn delete_the_table_with_every_program(directory: &Path) {
-    let (real, wrapper) = (directory.join("real"), directory.join("wrapper"));
-    let script = format!(
+    let [script, real, wrapper] = ["script", "real", "wrapper"].map(|name| directory.join(name));
+    install(Path::new(PROGRAMS), &real).unwrap();
+    let text = format!(
         "#!/bin/bash\n/usr/sbin/nft delete table inet gybe 2>/dev/null\nexec -a \"${{0##*/}}\" {} \"$@\"\n",
         real.display()
     );
-    // Another test's child would have files that this process writes open for writing (ETXTBSY).
-    let (copy, write) =
-        (format!("cp {PROGRAMS} {}", real.display()), format!("cat >{0}; chmod 755 {0}", wrapper.display()));
-    assert_eq!(run("sh", &["-ec", &format!("{copy}; {write}")], &script).unwrap().code, Some(0));
+    fs::write(&script, text).unwrap();
+    fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+    install(&script, &wrapper).unwrap();
     unshare_mounts().unwrap();
     mount(Some(&wrapper), PROGRAMS, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
 }

@@ -10,11 +10,10 @@ mod doctor;
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::in_parallel;
-use gybe_integration::programs::{Run, ours, path_of_ours, run};
+use gybe_integration::programs::{Run, ours, path_of_ours, patient_iptables, run};
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::nft::Nft;
@@ -23,10 +22,6 @@ use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
-use std::time::Duration;
-
-/// The iptables deadline, long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A namespace with the rules of a policy.
 fn redirected(policy: &RedirectPolicy, backend: &dyn Backend) -> Result<Namespace, Failure> {
@@ -45,7 +40,7 @@ fn inspect(pod: &Namespace, words: &[&str]) -> Result<String, Failure> {
 
 #[test]
 fn the_native_command_lists_the_same_rules() -> Result<(), Failure> {
-    let backend = Iptables::find(Engine::NfTables)?.with_deadline(PATIENCE);
+    let backend = patient_iptables(Engine::NfTables)?;
     let backends: [&dyn Backend; 2] = [&Nft, &backend];
     for backend in backends {
         let pod = redirected(&vectors::all()?[0].policy, backend)?;

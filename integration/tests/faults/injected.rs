@@ -5,10 +5,9 @@
 use super::{BEFORE, TPROXY, add, sh};
 use gybe_integration::invocation::{Invocation, State};
 use gybe_integration::kill::{End, WAIT_THEN_RUN, kill_at_system_call};
-use gybe_integration::programs::Run;
+use gybe_integration::programs::{Run, patient_iptables};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::redirection::{Redirection, remove};
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::model::inventory::Inventory;
 use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::nft::Nft;
@@ -265,7 +264,7 @@ fn wait_until_no_process_is_in(invocation: &Invocation) {
 #[test]
 fn f15_after_gybe_apply_was_killed_with_iptables_the_next_one_repairs_the_rules() {
     for variant in [Engine::Legacy, Engine::NfTables] {
-        let backend = Iptables::find(variant).unwrap().with_deadline(PATIENCE);
+        let backend = patient_iptables(variant).unwrap();
         let invocation = Invocation::apply(TPROXY, variant.iptables()).unwrap();
         let before = Invocation::apply(BEFORE, variant.iptables()).unwrap().redirection;
         let mut turn = 0_usize;

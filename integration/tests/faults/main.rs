@@ -9,16 +9,15 @@ mod injected;
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::invocation::Invocation;
 use gybe_integration::namespace::sh;
+use gybe_integration::programs::patient_iptables;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, remove};
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::TestDir;
 use std::net::IpAddr;
-use std::time::Duration;
 
 /// A policy with every kind of object: sets, marks, zones, routes, routing rules and an address.
 const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": true, "capture_all_dns": true,
@@ -169,7 +168,7 @@ fn after_apply_and_remove_by_nft_other_owners_objects_are_unchanged() {
 #[test]
 fn after_apply_and_remove_by_iptables_other_owners_objects_are_unchanged() {
     for (variant, theirs) in [(Engine::Legacy, "legacy"), (Engine::NfTables, "nft")] {
-        let backend = Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
+        let backend = patient_iptables(variant).unwrap();
         assert_restored(&backend, theirs, &["dns-all-tproxy-dual", "inject-default-dual"]);
     }
 }

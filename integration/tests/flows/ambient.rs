@@ -7,7 +7,7 @@ use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Difference, Rules, Until, differences};
 use gybe_integration::namespace::in_parallel;
 use gybe_integration::predict::{in_the_pod, trace_flow};
-use gybe_integration::programs::patient;
+use gybe_integration::programs::{patient, patient_iptables};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::Location;
 use gybe_integration::vectors::ambient::{AmbientVector, recorded};
@@ -17,7 +17,6 @@ use gybe_netfilter::apply::redirection::{Redirection, remove, remove_all};
 use gybe_netfilter::compile::compile_ambient;
 use gybe_netfilter::inspect::live::LiveRules;
 use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::kernel::routes::Routes;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientPolicy};
@@ -31,9 +30,6 @@ use std::time::Duration;
 
 /// How long a connection that should be answered may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// The iptables deadline, long enough for a busy machine.
-const WRITTEN_WITHIN: Duration = Duration::from_secs(120);
 
 /// The number of networks that are created before the first connection: between fork and exec an iptables program has
 /// a copy of every socket of this process, and a port that a copy uses cannot be bound again.
@@ -65,8 +61,7 @@ fn without_rules_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
 /// One test for all backends, because no connection is made while rules are written.
 #[test]
 fn with_every_backend_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
-    let iptables = |engine| Ok::<_, Failure>(Iptables::find(engine)?.with_deadline(WRITTEN_WITHIN));
-    let (by_nft, legacy) = (iptables(Engine::NfTables)?, iptables(Engine::Legacy)?);
+    let (by_nft, legacy) = (patient_iptables(Engine::NfTables)?, patient_iptables(Engine::Legacy)?);
     let backends: [&dyn Backend; 3] = [&Nft, &by_nft, &legacy];
     let vectors = recorded()?;
     let each: Vec<_> = vectors.iter().flat_map(|vector| backends.map(|backend| (vector, backend))).collect();

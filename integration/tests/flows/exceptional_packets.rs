@@ -5,13 +5,13 @@ use gybe_demo::testnet::client::{Client, SourceOptions};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::in_parallel;
+use gybe_integration::programs::patient_iptables;
 use gybe_integration::topology::{Stray, Topology};
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::kernel::routes::Routes;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Inbound, InterfaceName, Mode, Port, PortSet, RedirectPolicy};
@@ -184,8 +184,8 @@ fn call(topology: &Topology, from: Location, to: &str, patience: Duration) -> Re
 
 #[test]
 fn tproxy_connections_without_a_listening_proxy_do_not_reach_the_application() -> Result<(), Failure> {
-    let legacy = Iptables::find(Engine::Legacy)?.with_deadline(Duration::from_secs(120));
-    let by_nft = Iptables::find(Engine::NfTables)?.with_deadline(Duration::from_secs(120));
+    let legacy = patient_iptables(Engine::Legacy)?;
+    let by_nft = patient_iptables(Engine::NfTables)?;
     let backends: [&dyn Backend; 3] = [&Nft, &legacy, &by_nft];
     let each = policies()?.into_iter().flat_map(|policy| backends.map(|backend| (policy.clone(), backend)));
     let outcomes = in_parallel(each.collect(), |(policy, backend)| {

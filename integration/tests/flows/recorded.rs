@@ -7,7 +7,7 @@ use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Difference, Rules, Until, check_vector, check_vectors, differences};
 use gybe_integration::namespace::in_parallel;
 use gybe_integration::predict::{Mutant, mutants};
-use gybe_integration::programs::run;
+use gybe_integration::programs::{patient_iptables, run};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location, Vector};
 use gybe_netfilter::apply::redirection::{Redirection, remove};
@@ -22,7 +22,6 @@ use gybe_netfilter::nft::Nft;
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 #[test]
 fn under_every_policy_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
@@ -165,9 +164,6 @@ static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// The number of networks that are created before the first connection.
 const TOPOLOGIES: usize = 16;
 
-/// The iptables deadline, long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 /// Creates the recorded network with the policy's redirection as changed by `change`.
 fn redirected(
     backend: &Iptables,
@@ -183,7 +179,7 @@ fn redirected(
 
 fn every_flow_has_its_recorded_outcome(variant: Engine) -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
+    let backend = patient_iptables(variant)?;
     let mut all: Vec<String> = Vec::new();
     for vectors in vectors::all()?.chunks(TOPOLOGIES) {
         let topologies = in_parallel(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
@@ -237,7 +233,7 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_has_its_recorded_outcom
     let vectors: Vec<Vector> = vectors.into_iter().flatten().collect();
     assert!(!vectors.is_empty(), "no policy captures networks for virtual machines");
     for variant in [Engine::Legacy, Engine::NfTables] {
-        let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
+        let backend = patient_iptables(variant)?;
         for vector in &vectors {
             let text = script(&compile(&vector.policy), Family::V4).unwrap();
             assert!(text.contains("-j ISTIO_LIST_1"), "{}: {text}", vector.name);
@@ -256,11 +252,10 @@ fn a_missing_rule_changes_the_outcome_of_a_flow() -> Result<(), Failure> {
     let vector = vector.ok_or_else(|| Failure::new("no vector inject-default-dual"))?;
     for variant in [Engine::Legacy, Engine::NfTables] {
         for rule in ["proxy-uid", "inbound-to-proxy", "outbound-to-proxy", "proxy-to-own-pod-v6"] {
-            let topology =
-                redirected(&Iptables::find(variant)?.with_deadline(PATIENCE), &vector, |redirection| {
-                    let rest = redirection.rules.without(rule);
-                    redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
-                })?;
+            let topology = redirected(&patient_iptables(variant)?, &vector, |redirection| {
+                let rest = redirection.rules.without(rule);
+                redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
+            })?;
             let found: Vec<Difference> =
                 differences(&topology, &vector.flows, Rules::Present, Until::FirstDifference)?;
             assert!(!found.is_empty(), "{variant:?} without {rule}");

@@ -13,6 +13,7 @@ mod legacy_tables;
 mod writing;
 
 use gybe_integration::namespace::{in_new_namespace, sh};
+use gybe_integration::programs::patient_iptables;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::{Backend, BackendError};
 use gybe_netfilter::apply::{ApplyError, apply};
@@ -26,7 +27,7 @@ const VARIANTS: [Engine; 2] = [Engine::Legacy, Engine::NfTables];
 
 /// Returns the backend with a deadline that suffices on a busy machine; other tests cover the deadline.
 fn patient(variant: Engine) -> Iptables {
-    Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120))
+    patient_iptables(variant).unwrap()
 }
 
 /// Returns the output of the variant's `iptables-save` and `ip6tables-save`, without dates and counters.

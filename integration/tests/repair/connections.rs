@@ -61,7 +61,7 @@ impl Linked {
         linked
     }
 
-    /// For connections that are expected to be lost.
+    /// Limits how long [`Open::works`] waits for a byte, for connections that are expected to be lost.
     fn wait_at_most(&self, time: Duration) {
         for end in self.open.iter().flat_map(|open| [&open.of_pod, &open.of_peer]) {
             end.set_read_timeout(Some(time)).unwrap();
@@ -211,7 +211,7 @@ fn listener(namespace: &Namespace, address: &str) -> TcpListener {
     let open = || {
         let fd = sockets::open(Transport::Tcp, address).unwrap();
         setsockopt(&fd, sockopt::IpTransparent, &true).unwrap();
-        sockets::bind(&fd, address).unwrap();
+        sockets::bind_until(&fd, address, Instant::now() + HANGS).unwrap();
         listen(&fd, Backlog::new(1024).unwrap()).unwrap();
         nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(nix::fcntl::OFlag::empty())).unwrap();
         TcpListener::from(fd)

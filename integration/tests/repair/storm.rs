@@ -79,17 +79,6 @@ struct Storm<'a> {
     actions: BTreeMap<&'static str, usize>,
 }
 
-/// A request that changes a pod.
-#[derive(Debug)]
-struct Change {
-    /// Of the request.
-    index: usize,
-    is_label: bool,
-    /// When a request for its deletion came that the server did not refuse.
-    deleted: Option<Instant>,
-    name: String,
-}
-
 /// The name of the pod that a request deletes or labels.
 fn changed(request: &Request) -> Option<&str> {
     let (_, rest) = request.path.split_once("/pods/")?;
@@ -374,39 +363,33 @@ impl<'a> Storm<'a> {
         let now = Instant::now();
         let from = self.checked;
         let received = Cell::new(from);
-        let changes = RefCell::new(Vec::new());
+        let (changes, deleted) = (RefCell::new(Vec::new()), RefCell::new(BTreeMap::new()));
         self.cluster.server.wait_for_requests(Duration::ZERO, |requests| {
-            let new = requests.iter().enumerate().skip(from);
-            let change = |(index, it): (usize, &Request)| {
-                let is_refused = it.code.is_some_and(|code| (400..500).contains(&code));
-                let deleted = (it.method == "DELETE" && !is_refused).then_some(it.received);
-                Some(Change {
-                    index,
-                    is_label: it.method != "DELETE",
-                    deleted,
-                    name: changed(it)?.to_owned(),
-                })
-            };
-            let new = new.filter_map(change);
-            changes.borrow_mut().extend(new);
+            for (index, request) in requests.iter().enumerate() {
+                let Some(name) = changed(request) else { continue };
+                if index >= from {
+                    changes.borrow_mut().push((index, request.method.clone(), name.to_owned()));
+                }
+                // The server may refuse a deletion, also one of an earlier look, and the agent may request it again.
+                let is_refused = request.code.is_some_and(|code| (400..500).contains(&code));
+                if request.method == "DELETE" && !is_refused {
+                    deleted.borrow_mut().insert(name.to_owned(), request.received);
+                }
+            }
             received.set(requests.len());
             true
         });
         self.checked = received.get();
-        let is_healthy =
-            |change: &&Change| self.healthy.get(&change.name).is_some_and(|from| change.index >= *from);
+        self.deleted = deleted.into_inner();
+        let is_healthy = |(index, _, name): &&(usize, String, String)| {
+            self.healthy.get(name).is_some_and(|from| index >= from)
+        };
         let changes = changes.into_inner();
         let violations: Vec<_> = changes.iter().filter(is_healthy).collect();
         let log = || self.agent.as_ref().map(Agent::log);
         assert!(violations.is_empty(), "healthy pods: {violations:#?}\n{:#?}", log());
-        for Change { is_label, deleted, name, .. } in changes {
-            // A deletion that failed may be requested again, and one that the server refuses does not count.
-            if let Some(at) = deleted {
-                self.deleted.insert(name, at);
-            } else if is_label {
-                self.labelled.insert(name);
-            }
-        }
+        let labels = changes.into_iter().filter(|(_, method, _)| method != "DELETE");
+        self.labelled.extend(labels.map(|(_, _, name)| name));
         let deleted = &self.deleted;
         let recent = deleted.values().filter(|at| now.duration_since(**at) < MINUTE - Duration::from_secs(5));
         let recent = recent.count();

@@ -1,7 +1,7 @@
 //! Peers that do not speak the protocol, or may not.
 
 use crate::fixture::{Server, listening, namespaces, ready, socket, ztunnel};
-use gybe_integration::programs::path_of_ours;
+use gybe_integration::programs::{install, path_of_ours};
 use gybe_integration::ztunnel::hello;
 use gybe_test_support::{TestDir, wait_until};
 use nix::sys::socket::{
@@ -113,9 +113,7 @@ fn a_peer_that_is_not_root_is_refused() {
     // Modes alone do not protect the pods.
     fs::set_permissions(socket(&directory), Permissions::from_mode(0o666)).unwrap();
     let program = directory.join("gybe-ztunnel");
-    let copied =
-        Command::new("cp").arg(path_of_ours("gybe-ztunnel").unwrap()).arg(&program).status().unwrap();
-    assert!(copied.success());
+    install(&path_of_ours("gybe-ztunnel").unwrap(), &program).unwrap();
     server.add_within("a", &a, Duration::ZERO).unwrap_err();
     server.pods.adopt(crate::fixture::pod("a"), Some(crate::fixture::open(&a)));
     let mut process = Command::new(&program);

@@ -112,7 +112,7 @@ fn listening_by_family(namespace: &Namespace) -> [Vec<u16>; 2] {
 /// Reports the ports at which the pod's namespace accepts connections, in both families alike.
 pub(crate) fn listening(namespace: &Namespace) -> Vec<u16> {
     let [v4, v6] = listening_by_family(namespace);
-    assert_eq!(v4, v6);
+    assert_eq!(v4, v6, "the ports of IPv4 and of IPv6");
     v4
 }
 

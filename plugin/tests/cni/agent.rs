@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 const MODE: &str = "sidecar.istio.io/interceptionMode";
-/// A deadline that passes.
+/// The deadline of a query that no agent answers.
 const SHORT_MS: u64 = 400;
 
 /// Starts an agent that serves each connection by `serve`, until the test process ends.
@@ -224,6 +224,7 @@ fn sources_after_a_silent_agent_get_their_share_of_the_time() {
     let message = outcome.message();
     assert!(message.contains("ADD-032") && message.contains("cart-0.json does not exist"), "{message}");
     pods.add("shop", "cart-0", &meshed(&[]));
+    entry["facts"]["deadline_ms"] = (10 * SHORT_MS).into();
     assert!(call("ADD", "shop/cart-0", &entry).message().contains("ADD-020"), "{outcome:?}");
 }
 

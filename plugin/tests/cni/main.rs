@@ -194,7 +194,7 @@ fn command<'a>(program: &Path, env: impl IntoIterator<Item = (&'a str, &'a str)>
 /// The annotation that the injector adds.
 pub(crate) const STATUS: &str = "sidecar.istio.io/status";
 
-/// A deadline that no answer on a busy machine reaches.
+/// The deadline of a query that the agent answers: longer than an answer takes on a busy machine.
 pub(crate) const ANSWERED_MS: u64 = 15_000;
 
 /// A configuration with the socket of an agent in the directory of `pods`.

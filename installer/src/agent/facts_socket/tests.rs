@@ -58,17 +58,14 @@ fn requested(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> Resu
     hand_over(facts, &pod, descriptor, HandOverBy::Add, Instant::now() + within)
 }
 
-/// Sends a request for which the agent has this time, and returns its response, however late it is.
-fn response(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> Vec<u8> {
-    let mut client = UnixStream::connect(facts).unwrap();
-    send_with(&client, &request(within), &[descriptor]);
-    let mut response = Vec::new();
-    client.read_to_end(&mut response).unwrap();
-    response
-}
-
+/// Returns the cause that the plugin reports. Tries again when the agent answers too late, as on a busy machine.
 fn reported(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> String {
-    ambient::decode_response(&response(facts, descriptor, within)).unwrap().unwrap_err().text
+    let in_time =
+        || Some(requested(facts, descriptor, within)).filter(|it| !matches!(it, Err(AgentFault::Timeout)));
+    match (0..10).find_map(|_| in_time()) {
+        Some(Err(AgentFault::HandOver(fault))) => fault.text,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Acknowledges all requests until the server ends, and returns the namespaces that come with them.
@@ -212,24 +209,30 @@ fn when_ztunnel_is_no_longer_served_a_hand_over_is_closed_and_goes_to_the_next_a
     // tries again.
     let is_away = |requested| match requested {
         Err(AgentFault::Away(why)) => matches!(*why, AgentFault::Closed),
-        other => matches!(other, Err(AgentFault::Timeout)),
+        Err(AgentFault::Timeout) => true,
+        _ => false,
+    };
+    let assert_closed = |mut client: UnixStream, before: Instant| {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut response = Vec::new();
+        client.read_to_end(&mut response).unwrap();
+        assert!(response.is_empty() && before.elapsed() < PATIENCE / 2, "{response:?}");
+    };
+    let asking = |facts: &Path| {
+        let client = UnixStream::connect(facts).unwrap();
+        send_with(&client, &request(PATIENCE), &[netns.as_fd()]);
+        client
     };
     serving(Some(&pods), |facts| {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| requested(facts, netns.as_fd(), Duration::from_secs(2)));
             wait_until("the pod is pending", || pods.status().pending == 1);
-            let mut client = UnixStream::connect(facts).unwrap();
-            send_with(&client, &request(PATIENCE), &[netns.as_fd()]);
-            let before = Instant::now();
+            let (client, before) = (asking(facts), Instant::now());
             pods.end_hand_overs();
-            let mut response = Vec::new();
-            client.read_to_end(&mut response).unwrap();
-            assert!(response.is_empty() && before.elapsed() < PATIENCE / 2, "{response:?}");
+            assert_closed(client, before);
             assert!(is_away(waiting.join().unwrap()));
         });
-        let before = Instant::now();
-        assert_eq!(response(facts, netns.as_fd(), PATIENCE), b"", "a later one");
-        assert!(before.elapsed() < PATIENCE / 2);
+        assert_closed(asking(facts), Instant::now());
         assert_eq!((pods.status().pods, pods.status().failing), (0, None));
         pods.accept_hand_overs();
         let why = reported(facts, netns.as_fd(), Duration::from_millis(300));

@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gybe_containerd_tests::cri::ContainerStatus;
 use gybe_containerd_tests::sandbox::{LOGS, PodNetwork};
@@ -177,8 +177,9 @@ impl<'s> DaemonSetPod<'s> {
     }
 
     pub(crate) fn stop(&self, container: &str) {
-        let grace = self.pod.termination_grace_period_seconds.unwrap();
+        let (grace, before) = (self.pod.termination_grace_period_seconds.unwrap(), Instant::now());
         self.cluster.node.cri.stop_container(&self.containers[container].id, grace).unwrap();
+        assert!(before.elapsed() < PATIENCE, "{container} ended after {:?}", before.elapsed());
     }
 
     /// Returns the containers' status and logs.

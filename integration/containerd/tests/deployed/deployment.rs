@@ -68,7 +68,9 @@ fn assert_deployment_works(generation: Generation) {
     // After the agent's end Gybe stays in the chain, and unmeshed pods start.
     agent.stop("install");
     agent.stop("repair");
-    assert!(!agent.status("install").running && agent.status("install").exit_code == 0, "{}", agent.logs());
+    for container in ["install", "repair"].map(|name| agent.status(name)) {
+        assert!(!container.running && container.exit_code == 0, "{}", agent.logs());
+    }
     assert_eq!(gybe_entry(&cluster)["log_level"], "debug");
     cluster.node.cri.run(&Sandbox::new("shop", "plain-0")).unwrap();
 }

@@ -51,7 +51,7 @@ fn f27_after_each_of_several_containerd_crashes_every_pod_is_redirected_and_can_
         node = kill_containerd_while_pods_start(node, &pods, restart * 3 + 1);
         for id in node.cri.list().unwrap().iter().filter(|id| !running_ids.contains(id)) {
             // A plugin of the killed containerd may still run, and hold what the first attempt deletes.
-            wait_for("the deletion", || node.cri.delete(id).ok());
+            wait_for("the deletion", || node.cri.delete(id).inspect_err(|why| println!("{why}")).ok());
         }
         pods.iter_mut().for_each(|pod| pod.attempt = 1);
         let ids: Vec<String> = node.cri.run_concurrently(&pods).into_iter().map(Result::unwrap).collect();

@@ -89,7 +89,7 @@ fn fifty_pods_of_istio_cni_stay_redirected_once_and_are_deleted_after_gybe_has_r
     let cluster = Cluster::new(Generation::V2);
     let host = cluster.node.host();
     let program = host.path(containerd::BIN_DIR).join("istio-cni");
-    fs::copy(istio_cni(), &program).unwrap();
+    host.install(&istio_cni(), &format!("{}/istio-cni", containerd::BIN_DIR)).unwrap();
     let directory = host.path(ISTIO);
     fs::create_dir_all(&directory).unwrap();
     fs::rename(cluster.api.kubeconfig(&directory).unwrap(), directory.join("istio-cni-kubeconfig")).unwrap();
