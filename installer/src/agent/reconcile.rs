@@ -224,8 +224,8 @@ impl<'a> Reconciler<'a> {
         };
         self.published.status.update(report, Instant::now());
         self.context.published.set(self.published.clone());
-        // The process that repairs pods sends findings once it has read the mode, and the agent drops findings that come
-        // before its settings are published.
+        // The process that repairs pods sends findings once it has read the mode, and the agent drops what comes before
+        // its settings are published.
         self.write_repair_setting(self.published.settings.in_force.is_some());
         self.post_events();
         next

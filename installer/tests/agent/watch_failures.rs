@@ -27,7 +27,7 @@ fn changes_that_the_server_has_compacted_are_found_by_a_list() {
     cluster.server.compact();
     assert_known(&watched, "cart-0", "u0");
     cluster.server.clear_faults();
-    // The server answers the new watch with 410, and the agent lists again. Once it watches again, it has read that list.
+    // The server answers the new watch with 410, and the agent lists again. When it watches, it has read that list.
     cluster.wait_for_requests(|requests| {
         let last_list = requests.iter().rposition(Request::is_list_of_pods);
         let lists = requests.iter().filter(|request| request.is_list_of_pods()).count();

@@ -162,8 +162,8 @@ pub(crate) fn assert_operators_view(node: &TestNode) {
     }
 }
 
-/// `facts.deadline_ms` of an ADD that is expected to be refused. Shorter than the default, because most faults last until
-/// the deadline.
+/// `facts.deadline_ms` of an ADD that is expected to be refused. Shorter than the default, because most faults last
+/// until the deadline.
 const REFUSED_AFTER: Duration = Duration::from_secs(2);
 
 /// How long an ADD may wait, and what process start and writing the rules add, on a machine without other work.

@@ -205,7 +205,7 @@ fn a_pod_whose_client_is_gone_is_withdrawn() {
 #[test]
 fn when_ztunnel_is_no_longer_served_a_hand_over_is_closed_and_goes_to_the_next_agent() {
     let (pods, netns) = (Arc::<AmbientPods>::default(), Netns::of_this_thread().unwrap());
-    // What the plugin reports when no agent takes the place of this one before its deadline, which may also pass while it
+    // What the plugin reports when no agent takes the place of this one before its deadline. That may pass while it
     // tries again.
     let is_away = |requested| match requested {
         Err(AgentFault::Away(why)) => matches!(*why, AgentFault::Closed),

@@ -29,8 +29,8 @@ enum CallKind {
     DelWithoutNetns,
 }
 
-/// Returns the calls for the first sandbox whose ADD came to the recorder. When a plugin before it refuses a sandbox, the
-/// recorder gets only DELs, and the next attempt has another container id.
+/// Returns the calls for the first sandbox whose ADD came to the recorder. When a plugin before it refuses a sandbox,
+/// the recorder gets only DELs, and the next attempt has another container id.
 fn kinds(node: &Node) -> Vec<CallKind> {
     let calls = node.recorded_calls().unwrap();
     let id = |call: &RecordedCall| call.variable("CNI_CONTAINERID").to_owned();
