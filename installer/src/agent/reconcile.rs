@@ -222,12 +222,11 @@ impl<'a> Reconciler<'a> {
             in_force: in_force.filter(|_| is_followed && error.is_none()),
             error,
         };
-        self.published.status.update(report, Instant::now());
-        self.context.published.set(self.published.clone());
-        // The process that repairs pods sends findings once it has read the mode, and the agent drops what comes before
-        // its settings are published.
         self.write_repair_setting(self.published.settings.in_force.is_some());
+        self.published.status.update(report, Instant::now());
+        // Findings come once the agent is seen ready, and their events are dropped while events are off.
         self.post_events();
+        self.context.published.set(self.published.clone());
         next
     }
 
