@@ -60,16 +60,6 @@ pub fn patient_iptables(engine: Engine) -> Result<Iptables, Failure> {
     Ok(Iptables::find(engine)?.with_deadline(Duration::from_secs(120)))
 }
 
-/// Copies a program. Another process writes the copy: a file that this process writes is also open for writing in a
-/// child that another thread has forked, until its execve(2), and cannot be run meanwhile (`ETXTBSY`).
-///
-/// # Errors
-/// When it cannot be copied.
-pub fn install(from: &Path, to: &Path) -> Result<(), Failure> {
-    let copied = run("cp", &[&from.to_string_lossy(), &to.to_string_lossy()], "")?;
-    if copied.code == Some(0) { Ok(()) } else { Err(Failure::new(copied.err)) }
-}
-
 /// Runs `gybe` or `gybe-cni`.
 ///
 /// # Errors

@@ -6,8 +6,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_integration::documented::{commands, elsewhere};
-use gybe_integration::programs::{install, path_of_ours, run};
-use gybe_test_support::TestDir;
+use gybe_integration::programs::{path_of_ours, run};
+use gybe_test_support::{TestDir, install};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -51,7 +51,7 @@ fn exit_codes_are_documented(page: &str) -> usize {
     let clone = TestDir::new("documented-commands");
     let (dist, scratch) = (clone.create_dir("dist"), clone.create_dir("scratch"));
     for program in ["gybe", "gybe-cni"] {
-        install(&path_of_ours(program).unwrap(), &dist).unwrap();
+        install(&path_of_ours(program).unwrap(), &dist);
     }
     symlink(root.join("examples").canonicalize().unwrap(), clone.join("examples")).unwrap();
     let environment = format!("SCRATCH={}", scratch.display());

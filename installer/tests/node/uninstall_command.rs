@@ -6,7 +6,7 @@ use gybe_installer::host::observe::LOCK;
 use gybe_test_support::wait_until;
 use proptest::prelude::*;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixDatagram, UnixListener};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::{fs, thread};
 
 /// Installs on a new node with these arguments; returns the node, and its conf files before the install.
@@ -267,7 +267,10 @@ fn f29_the_sockets_of_a_running_agent_stay_and_those_without_a_listener_are_remo
     assert!(facts.exists() && log.exists() && !run.join("probe.json").exists());
     drop(alive);
     // A program that another test starts at this moment has copies of the sockets until it runs.
-    wait_until("the sockets are removed", || finished() && !run.exists());
+    wait_until("nothing listens", || {
+        UnixStream::connect(&facts).is_err() && UnixDatagram::unbound().unwrap().connect(&log).is_err()
+    });
+    assert!(finished() && !run.exists());
 }
 
 /// Returns white space as hand-written and generated files have it.

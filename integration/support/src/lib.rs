@@ -1,5 +1,5 @@
-//! What tests of several crates need: temporary directories, volumes that the kubelet updates, waiting for a condition,
-//! a running node agent.
+//! What tests of several crates need: temporary directories, copies of programs, volumes that the kubelet updates,
+//! waiting for a condition, a running node agent.
 //!
 //! Functions panic when the test cannot go on, and waits after [`PATIENCE`]; [`write_volume`] returns its errors.
 //! Network namespaces are `gybe_demo`'s; the recorded network and its connections are `gybe_integration`'s.
@@ -22,6 +22,8 @@ pub use rooms::names_after;
 
 use nix::time::{ClockId, clock_gettime};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
@@ -36,6 +38,14 @@ const INTERVAL: Duration = Duration::from_millis(2);
 /// Reports whether tests with many similar cases run all of them: `GYBE_EXHAUSTIVE` is set, as in .ci/nightly.
 pub fn is_exhaustive() -> bool {
     std::env::var_os("GYBE_EXHAUSTIVE").is_some_and(|value| !value.is_empty())
+}
+
+/// Copies a program. Another process writes the copy: a file that this process writes is also open for writing in a
+/// child that another thread has forked, until its execve(2), and cannot be run meanwhile (`ETXTBSY`).
+#[expect(clippy::disallowed_methods, reason = "a child process must copy, as described above")]
+pub fn install(from: &Path, to: &Path) {
+    let copied = Command::new("cp").args(["--preserve=mode", "--"]).args([from, to]).status().unwrap();
+    assert!(copied.success(), "{} to {}", from.display(), to.display());
 }
 
 /// Waits until `condition` holds.

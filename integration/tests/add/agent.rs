@@ -2,8 +2,8 @@
 
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
-use gybe_integration::programs::{Run, install, ours, path_of_ours, run};
-use gybe_test_support::{Layout, TestDir, agent_environment, http, wait_until};
+use gybe_integration::programs::{Run, ours, path_of_ours, run};
+use gybe_test_support::{Layout, TestDir, agent_environment, http, install, wait_until};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde_json::{Value, json};
@@ -62,7 +62,7 @@ impl Agent {
 fn program(directory: &Path, name: &str) -> PathBuf {
     let copy = directory.join(name);
     if !copy.exists() {
-        install(&path_of_ours(name).unwrap(), &copy).unwrap();
+        install(&path_of_ours(name).unwrap(), &copy);
     }
     copy
 }

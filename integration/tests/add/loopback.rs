@@ -2,7 +2,7 @@
 
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
-use gybe_integration::programs::install;
+use gybe_test_support::install;
 use std::fs;
 use std::path::Path;
 
@@ -29,8 +29,8 @@ exit "$code"
 fn waits(test: &str, runtime: &str, results: &[&str]) -> Result<bool, Failure> {
     let (directory, pod) = (PluginDir::new(test), pod()?);
     let (own, netns) = (directory.path().display(), pod.path().display().to_string());
-    install(Path::new("/bin/sleep"), &directory.path().join("loopback"))?;
-    install(Path::new("/bin/sh"), &directory.path().join(runtime))?;
+    install(Path::new("/bin/sleep"), &directory.path().join("loopback"));
+    install(Path::new("/bin/sh"), &directory.path().join(runtime));
     fs::write(directory.path().join("runtime.sh"), RUNTIME)?;
     let call = PluginCall::add(&pod, &directory)?.with_backend("nft");
     let id = call.env.get("CNI_CONTAINERID").ok_or_else(|| Failure::new("no container id"))?;

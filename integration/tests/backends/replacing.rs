@@ -4,7 +4,6 @@
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::plugin_call::PluginDir;
-use gybe_integration::programs::install;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::{BackendError, BackendKind};
 use gybe_netfilter::apply::presence::Presence;
@@ -14,6 +13,7 @@ use gybe_netfilter::kernel::routes::Rtnetlink;
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::inventory::PreviousRules;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
+use gybe_test_support::install;
 use nix::mount::{MsFlags, mount};
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -315,14 +315,14 @@ const PROGRAMS: &str = "/usr/sbin/xtables-nft-multi";
 /// Makes every iptables-nft program that this thread runs delete Gybe's table first, as a concurrent call may.
 fn delete_the_table_with_every_program(directory: &Path) {
     let [script, real, wrapper] = ["script", "real", "wrapper"].map(|name| directory.join(name));
-    install(Path::new(PROGRAMS), &real).unwrap();
+    install(Path::new(PROGRAMS), &real);
     let text = format!(
         "#!/bin/bash\n/usr/sbin/nft delete table inet gybe 2>/dev/null\nexec -a \"${{0##*/}}\" {} \"$@\"\n",
         real.display()
     );
     fs::write(&script, text).unwrap();
     fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
-    install(&script, &wrapper).unwrap();
+    install(&script, &wrapper);
     unshare_mounts().unwrap();
     mount(Some(&wrapper), PROGRAMS, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
 }

@@ -1,9 +1,9 @@
 //! Peers that do not speak the protocol, or may not.
 
 use crate::fixture::{Server, listening, namespaces, ready, socket, ztunnel};
-use gybe_integration::programs::{install, path_of_ours};
+use gybe_integration::programs::path_of_ours;
 use gybe_integration::ztunnel::hello;
-use gybe_test_support::{TestDir, wait_until};
+use gybe_test_support::{TestDir, install, wait_until};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, sendmsg,
     socket as open_socket,
@@ -113,7 +113,7 @@ fn a_peer_that_is_not_root_is_refused() {
     // Modes alone do not protect the pods.
     fs::set_permissions(socket(&directory), Permissions::from_mode(0o666)).unwrap();
     let program = directory.join("gybe-ztunnel");
-    install(&path_of_ours("gybe-ztunnel").unwrap(), &program).unwrap();
+    install(&path_of_ours("gybe-ztunnel").unwrap(), &program);
     server.add_within("a", &a, Duration::ZERO).unwrap_err();
     server.pods.adopt(crate::fixture::pod("a"), Some(crate::fixture::open(&a)));
     let mut process = Command::new(&program);
@@ -128,6 +128,6 @@ fn a_peer_that_is_not_root_is_refused() {
     let took = before.elapsed();
     process.kill().unwrap();
     process.wait().unwrap();
-    assert!(last.is_some() && took < Duration::from_secs(10), "{last:?} after {took:?}");
+    assert!(last.is_some() && took < Duration::from_secs(8), "{last:?} after {took:?}");
     assert_eq!(server.pods.status().counts.connections, 0);
 }

@@ -1,9 +1,9 @@
 //! The keys of the configuration are those of the table in docs/CONFIGURE.md, and DEL succeeds with configurations
 //! of older releases and with results that a crash truncated.
 
-use crate::{environment, install, run, run_at};
+use crate::{environment, run, run_at};
 use gybe_plugin::conf::unknown_keys;
-use gybe_test_support::TestDir;
+use gybe_test_support::{TestDir, install};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 

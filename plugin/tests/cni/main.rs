@@ -93,14 +93,6 @@ pub(crate) fn run_at<'a>(
     outcome(child)
 }
 
-/// Copies a program. A child process does it: a file that this process has open for writing is also open in
-/// another test's child for a moment, and a program that is open for writing cannot be executed.
-#[expect(clippy::disallowed_methods, reason = "a child process must copy, as described above")]
-pub(crate) fn install(from: &Path, to: &Path) {
-    let copied = Command::new("cp").args(["--preserve=mode", "--"]).args([from, to]).status().unwrap();
-    assert!(copied.success(), "{} to {}", from.display(), to.display());
-}
-
 /// Runs the program, and closes its stdin only after it has ended.
 pub(crate) fn run_with_open_stdin<'a>(
     env: impl IntoIterator<Item = (&'a str, &'a str)>,

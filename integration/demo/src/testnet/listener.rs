@@ -22,8 +22,8 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// For how long a child of another thread may have a former listener's socket: until its execve(2).
-const ROOM_WITHIN: Duration = Duration::from_secs(5);
+/// How long a listener waits for its port: a child of another thread has a former listener's socket until its execve(2).
+const FREE_WITHIN: Duration = Duration::from_secs(5);
 
 /// The name in a listener's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +178,7 @@ fn open(listening: &ListeningPort, address: SocketAddr, mark: u32) -> nix::Resul
     if mark != 0 {
         setsockopt(&fd, sockopt::Mark, &mark)?;
     }
-    sockets::bind_until(&fd, address, Instant::now() + ROOM_WITHIN)?;
+    sockets::bind_until(&fd, address, Instant::now() + FREE_WITHIN)?;
     let port = listening.port;
     Ok(match listening.transport {
         Transport::Tcp => {
